@@ -128,8 +128,8 @@ class _EventReader:
             raise Invalid("cursor", self.mark, _CURSOR_REMEDY)
         ends = {each.job_id: each for each in page.endings if each.state in TERMINAL}
         fresh = {id: end for id, end in ends.items() if _key_of(end) not in self._delivered}
-        outlines = await self._store.query.summaries([*fresh])
-        tagged = [job.id for job in outlines if job is not None and self._tag in job.options_or_default.tags]
+        summaries = await self._store.query.summaries([*fresh])
+        tagged = [job.id for job in summaries if job is not None and self._tag in job.options_or_default.tags]
         jobs = await self._store.query.get_many(tagged) if tagged else []
         # One that was replayed since comes with its next end.
         found = [job for job in jobs if job is not None and job.ended_at_us == fresh[job.id].ended_at_us]

@@ -200,7 +200,7 @@ OWN = {
     "insert_keyed_jobs": COLUMNS,
     "heartbeat": {"queues": "default", "version": None, "memory": 1 << 30},
     "oldest": {"queue": "default"},
-    "passed": {"queue": "default", "margin": 100},
+    "overtaken": {"queue": "default", "margin": 100},
     "newest_dead": {"queue": "default"},
     "jobs_to_assign": {"queue": "default"},
     "find": {"states": None, "after": ids(0)[0]},

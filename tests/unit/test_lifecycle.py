@@ -223,7 +223,7 @@ def test_statements_make_only_transitions_of_the_table(store: str) -> None:
     }
     # These go by rows that were picked in the same transaction.
     unguarded = {name.partition(" ")[0] for name, (left, _) in moves.items() if not left}
-    assert unguarded <= {"take", "mark_unreadable", "promote_queue", "make_batch"}
+    assert unguarded <= {"claim_picked", "mark_unreadable", "promote_queue", "init_batch"}
     for name, (left, goal) in moves.items():
         assert all(goal in TRANSITIONS[state] for state in left), name
 

@@ -80,7 +80,7 @@ class PostgresAdmin(SelectionAdmin):
             rows = await fetch(self._sql["replay"], ids=free, laters=laters, force=force, payload=text)
             changed = {job_id: STATES[code] for job_id, _, code, _ in rows}
             if from_step is not None and changed:
-                await fetch(self._sql["forget_steps"], ids=list(changed), from_step=from_step)
+                await fetch(self._sql["delete_steps"], ids=list(changed), from_step=from_step)
             again = await self._reopen(fetch, [job_id for job_id, _, _, has_dependencies in rows if has_dependencies])
             changed |= {job_id: JobState.WAITING for job_id in again if job_id in changed}
             if changed:

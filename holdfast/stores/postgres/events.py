@@ -113,7 +113,7 @@ class Feed:
 
     async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
         mark = None if after is None else SnapshotCursor.read(after)
-        ((at, number),) = await self._pool.fetch(self._sql["number"])
+        ((at, number),) = await self._pool.fetch(self._sql["assign_xid"])
         earliest = at - max_age // MICROSECOND
         if mark is None or mark.is_gap(at, number, earliest):
             begin = await self._begun(at, number, earliest)
@@ -128,7 +128,7 @@ class Feed:
     async def _begun(self, at: int, number: int, earliest: int) -> TransactionSnapshot:
         """From now on. A transaction has dated nothing before it began; where that is hidden from our role, or our
         clock is another, nothing before ``earliest`` is looked for."""
-        starts = dict(await self._pool.fetch(self._sql["transactions"], top=number))
+        starts = dict(await self._pool.fetch(self._sql["running_transactions"], top=number))
         top, running = await self._running()
         older = {xid: starts.get(xid, earliest) for xid in running if xid < number}
         known = {xid: max(earliest, start if start <= at else 0) for xid, start in older.items()}
@@ -142,7 +142,7 @@ class Feed:
         return int(top), [int(xid) for xid in running.split(",") if xid]
 
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
-        rows = await self._pool.fetch(self._sql["figures"], recent=recent // MICROSECOND, max_count=max_count)
+        rows = await self._pool.fetch(self._sql["stats"], recent=recent // MICROSECOND, max_count=max_count)
         groups = [
             CountGroup(
                 queue=queue,
@@ -165,7 +165,7 @@ class Feed:
     ) -> list[JobEvent]:
         seen, (at, job_id, claims) = mark.seen, mark.place
         rows = await self._pool.fetch(
-            self._sql["endings"],
+            self._sql["events"],
             low=max(seen.earliest_visible(shown), at, earliest),
             at=at,
             job=job_id,

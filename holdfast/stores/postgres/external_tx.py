@@ -102,7 +102,7 @@ class PostgresExternal:
             check_locked(batches, map(_texts, (yield Statement(self._sql["lock_batches_inside"].sql, (asked,)))))
         table = self._limit_cache.table
         if self._limit_cache.is_stale:
-            seen = [*map(_texts, (yield Statement(self._sql["limits_seen"].sql)))]
+            seen = [*map(_texts, (yield Statement(self._sql["limits_and_isolation"].sql)))]
             limits = stored_limits(row[:2] for row in seen if row[0] is not None)
             # A snapshot of the transaction may be older than a limit that other submissions have to obey.
             table = self._limit_cache.set_limits(limits) if seen[0][2] == "read committed" else LimitTable(limits)
@@ -166,7 +166,7 @@ class PostgresExternal:
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
         if not is_id(lease.job_id):
             return TxOutcome.LEASE_LOST
-        rows = await self._pool().fetch(self._sql["completed"], id=lease.job_id)
+        rows = await self._pool().fetch(self._sql["tx_outcome"], id=lease.job_id)
         if not rows and await self._pool().fetch(self._sql["states_of"], ids=[lease.job_id]):
             return TxOutcome.PENDING
         for state, claims in rows:

@@ -191,7 +191,7 @@ async def update_partitions(
 
     Returns how many changed, and the jobs that other transactions hold.
     """
-    await fetch(statements["hold_limits"])
+    await fetch(statements["lock_limits_shared"])
     table = LimitTable(stored_limits(await fetch(statements["limits"])))
     columns: dict[str, Any] = {"ids": [], "versions": [], "partitions": [], "weights": []}
     for job_id, version, task, queue, payload, *before in await fetch(statements["partition_facts"], ids=ids):

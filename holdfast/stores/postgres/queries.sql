@@ -242,7 +242,7 @@ select job_id::text from holdfast.key where key = :key;
 select key, job_id::text from holdfast.key where key = any(:keys::text[]);
 
 -- own: ready_queues
--- Every queue with something to take, by skipping from one to the next.
+-- Every queue with ready jobs, by a loose index scan.
 with recursive named (queue) as (
     (select queue from holdfast.job where state = 0 order by queue, tier, rank, run_at, seq limit 1)
     union all
@@ -255,7 +255,7 @@ select queue from named where queue is not null;
 -- own: claim
 -- Takes of each queue up to its slots, from its cursor on, up to the first job on its last attempt beyond :max_must_start. Where
 -- jobs are due and :promote asks for it, takes nothing: they are made ready first. Nor where a suspect can start: then
--- claim_with_suspects takes. Always answers with one row at least, which names a queue of which something was held back.
+-- claim_with_suspects takes. Always answers with one row at least, and names a queue at which a last attempt stopped the claim.
 -- include: claim_begin
 ), has_suspects as materialized (
     select :max_must_start > 0 and not (select is_due from due) and exists (
@@ -328,7 +328,7 @@ select queue from named where queue is not null;
 -- include: claim_end
 ;
 
--- own: taken_between
+-- own: claimed_between
 select id::text, claims from holdfast.job
 where state = 2 and worker = :worker and started_at > :since and started_at < :before;
 
@@ -459,14 +459,14 @@ where id = any(array(
 
 -- name: mark_unreadable
 -- A claimed row that cannot be read. Returns what resolving its dependents changed.
-with ended as (
+with marked as (
     update holdfast.job set state = 6, reason = 'payload', error = :error, error_group = 'unreadable',
         ended_at = :now, lease_until = null
     where id = :id
     returning id, has_dependents
 )
 select d.queue, d.job_id::text
-from (select array_agg(id) as ids from ended where has_dependents) e
+from (select array_agg(id) as ids from marked where has_dependents) e
 cross join lateral holdfast.resolve_dependencies(e.ids, :now, false) d;
 
 -- fragment: succeed
@@ -492,7 +492,7 @@ returning j.id::text, case when j.partition is not null then j.queue end, j.part
 -- name: complete
 select accepted, state from holdfast.complete(?);
 
--- name: completed
+-- name: tx_outcome
 -- No row: it is gone, or its handler's transaction holds it.
 select state, claims from holdfast.job where id = :id for no key update skip locked;
 
@@ -531,7 +531,7 @@ update holdfast.job j
 -- fragment: settle_end
 returning d.ordinal, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.worker, j.started_at, d.reason, d.error,
         d.traceback, d.refund, j.partition
-), attempt_noted as (
+), inserted_attempt as (
     insert into holdfast.attempt (job_id, claims, attempt, worker, started_at, ended_at, state, reason, error, traceback)
     select id, claims, attempts, worker, started_at, :now, state, reason, error, traceback
     from settled where not refund and state <> 5
@@ -557,8 +557,8 @@ with settled as (
 select ordinal, state, run_at, queue, partition from settled;
 
 -- own: settle_with_dependents
--- Everything about jobs with dependents, with what that changes for jobs that wait: queues with due jobs, and jobs that ended. Ends of jobs
--- for which the same one waits go in turn, so the rows of jobs that wait are waited for longer.
+-- Settles jobs with dependents and resolves their dependencies: also returns queues with jobs that are due now, and jobs that ended.
+-- Jobs with a common dependent are settled one after the other, so the lock timeout for rows of dependents is longer.
 with settled as (
     -- include: settle
     -- include: settle_guard
@@ -574,7 +574,7 @@ union all
 select null, null, null, queue, null, job_id::text from resolved;
 
 -- own: unlocked
--- Those of the jobs that no other transaction holds right now, nor a job that waits for them.
+-- Jobs that no other transaction has locked, and whose waiting dependents none has locked.
 with free as materialized (
     select id, has_dependents from holdfast.job where id = any(:ids::uuid[]) order by id for no key update skip locked
 ), waiting as materialized (
@@ -589,23 +589,23 @@ where not f.has_dependents or not exists (
 -- own: resolve_ended
 select queue, job_id::text from holdfast.resolve_dependencies(:ids, :now, :deleted);
 
--- own: settlement_evidence
--- What became of jobs, and of their attempts under these leases.
+-- own: recorded_outcomes
+-- State of each job, and the recorded outcome of its attempt under this lease.
 select d.ordinal, j.state, j.claims, j.run_at, a.state, a.reason, a.error
 from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal)
 left join holdfast.job j on j.id = d.id
 left join holdfast.attempt a on a.job_id = d.id and a.claims = d.claims;
 
 -- own: append_logs
--- Which of the leases are valid, with their lines kept. A lease under which the job succeeded is valid still: no other worker can
--- have written that. The deletion of a job waits, and deletes these lines too.
+-- Stores lines of valid leases, and returns these leases. The lease of a job that has succeeded is still valid: only its worker can
+-- have settled it. The deletion of a job waits, and deletes these lines too.
 with valid_lease as materialized (
     select d.ordinal, j.id, j.claims, j.attempts
     from unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal)
     join holdfast.job j on j.id = d.id
     where j.claims = d.claims and (j.state + 0 = 2 and j.lease_until + 0 > :now or j.state + 0 = 5)
     order by j.id for key share of j
-), kept as (
+), inserted_line as (
     insert into holdfast.line (job_id, claims, number, attempt, at, level, text, fields)
     select s.id, s.claims, d.number, s.attempts, :now - d.ago, d.level, d.text, d.fields
     from unnest(:ordinals::bigint[], :numbers::integer[], :agos::bigint[], :levels::text[], :texts::text[],
@@ -616,8 +616,8 @@ with valid_lease as materialized (
 select ordinal from valid_lease;
 
 -- own: save_steps
--- The live leases, with their steps kept. Who settles or deletes a job waits, and a later claim reads them.
-with live as materialized (
+-- Stores steps of valid leases, and returns these leases. Settling or deleting the job waits; a later claim reads the steps.
+with valid_lease as materialized (
     select d.ordinal, j.id, j.claims
     from unnest(:ids::uuid[], :claims::bigint[], :workers::text[]) with ordinality as d (id, claims, worker, ordinal)
     cross join lateral ( -- offset 0: a plan for a small table would scan it for each step
@@ -625,33 +625,33 @@ with live as materialized (
         where k.id = d.id and k.claims = d.claims and k.state + 0 = 2 and k.lease_until + 0 > :now
           and k.worker = coalesce(d.worker, k.worker)
         offset 0 for share) j
-), saved as (
+), saved_step as (
     insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
     select h.id, :now, h.claims, d.number, d.by_handler, d.name, d.result
     from unnest(:numbers::integer[], :by_handlers::boolean[], :names::text[], :results::text[])
         with ordinality as d (number, by_handler, name, result, ordinal)
-    join live h on h.ordinal = d.ordinal
+    join valid_lease h on h.ordinal = d.ordinal
     order by h.id, d.name
     on conflict (job_id, name) do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
     where excluded.number = 0
 )
-select ordinal from live;
+select ordinal from valid_lease;
 
 -- own: save_step
 -- The same for one step: most workflows take one at a time, and arrays cost as much as the rest.
-with live as materialized (
+with valid_lease as materialized (
     select k.id, k.claims from holdfast.job k
     where k.id = :id and k.claims = :claims and k.state + 0 = 2 and k.lease_until + 0 > :now
       and k.worker = coalesce(:worker, k.worker)
     for share
-), saved as (
+), saved_step as (
     insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
     select h.id, :now, h.claims, :number::integer, :by_handler::boolean, :name::text, :result::text
-    from live h
+    from valid_lease h
     on conflict (job_id, name) do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
     where excluded.number = 0
 )
-select 1 from live;
+select 1 from valid_lease;
 
 -- own: copy_steps
 -- Of a new job.
@@ -668,24 +668,24 @@ with step as materialized (
         g.step ->> 'name' as name, g.step ->> 'result' as result, g.step ->> 'previous' as previous,
         coalesce(cast(g.step ->> 'at' as bigint), cast(extract(epoch from statement_timestamp()) * 1000000 as bigint)) as at
     from (select cast(cast(? as text) as json) as step) g
-), live as materialized (
+), valid_lease as materialized (
     select j.id, j.claims from step g join holdfast.job j on j.id = g.id
     where j.claims = g.claims and j.state + 0 = 2 and j.lease_until + 0 > g.at and j.worker = coalesce(g.worker, j.worker)
     for share of j
-), recorded as (
+), recorded_step as (
     insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
     select h.id, g.at, h.claims, g.number, g.by_handler, g.name, g.result
-    from live h cross join step g
+    from valid_lease h cross join step g
     where g.previous is null
         or exists (select from holdfast.step s where s.job_id = h.id and s.name = g.previous)
     on conflict do nothing
     returning 1
 )
-select exists (select from live), exists (select from recorded);
+select exists (select from valid_lease), exists (select from recorded_step);
 
--- name: forget_steps
+-- name: delete_steps
 -- And what their jobs wait for.
-with forgotten as (delete from holdfast.receiver where job_id = any(:ids::uuid[]) and number >= :from_step)
+with deleted_receivers as (delete from holdfast.receiver where job_id = any(:ids::uuid[]) and number >= :from_step)
 delete from holdfast.step
 where job_id = any(:ids::uuid[]) and (number >= :from_step or number = 0 and name = '#children');
 
@@ -716,7 +716,7 @@ delete from holdfast.signal where id = any(array(
 -- Before their parent, as their ends do.
 select id from holdfast.job where id = any(:ids::uuid[]) order by id for no key update;
 
--- own: hold_lease
+-- own: lock_leased_job
 select id from holdfast.job
 where id = :id and claims = :claims and state + 0 = 2 and lease_until + 0 > :now and worker = :worker
 for no key update;
@@ -752,8 +752,8 @@ order by d.waiter limit :limit;
 select id::text, state, claims from holdfast.job where id = any(:ids::uuid[]);
 
 -- own: heartbeat
--- A row that another transaction holds is not waited for: neither a lease's (its own handler, about to settle in its transaction; it is
--- not extended, and the answer says so) nor the worker's own, which then says later how it is doing.
+-- Locked rows are skipped: a lease whose handler is settling it in its own transaction is answered `locked` and not extended, and
+-- the worker's own row is written by a later heartbeat.
 with known as materialized (
     select id from holdfast.worker where id = :worker for no key update skip locked
 ), renewed as (
@@ -769,16 +769,16 @@ with known as materialized (
     from (select :now as now offset 0) n
     where not exists (select from known)
     on conflict do nothing
-), live as materialized (
+), renewable as materialized (
     select j.id
     from unnest(:ids::uuid[], :claims::bigint[]) as d (id, claims) join holdfast.job j on j.id = d.id
     where j.claims = d.claims and j.worker = :worker and j.state + 0 = 2 and j.lease_until + 0 > :now
     order by j.id for no key update of j skip locked
 ), extended as (
     update holdfast.job j set lease_until = :lease_for + :now
-    where j.id = any(array(select id from live)) and j.state + 0 = 2)
+    where j.id = any(array(select id from renewable)) and j.state + 0 = 2)
 select w.command, case when d.id is null then null when j.id is null then 'lost'
-    when j.id not in (select id from live) then 'locked' when j.cancelling then 'cancel' else 'held' end
+    when j.id not in (select id from renewable) then 'locked' when j.cancelling then 'cancel' else 'held' end
 from (select coalesce((select command from holdfast.worker where id = :worker), 'none') as command) w
 left join unnest(:ids::uuid[], :claims::bigint[]) with ordinality as d (id, claims, ordinal) on true
 left join holdfast.job j on j.id = d.id and j.claims = d.claims and j.worker = :worker and j.state + 0 = 2
@@ -808,64 +808,64 @@ order by state, ended_at limit :limit for update skip locked;
 select id::text from holdfast.job where id = any(:ids::uuid[]) and not holdfast.is_needed(id);
 
 -- name: delete_jobs
-with gone as (
+with deleted as (
     delete from holdfast.job where id = any(:ids::uuid[])
     returning id, tagged, expires_at, waits
-), untagged as (
-    delete from holdfast.tag where job_id = any(array(select id from gone where tagged))
-), unexpiring as (
-    delete from holdfast.expiry where job_id = any(array(select id from gone where expires_at is not null))
+), deleted_tags as (
+    delete from holdfast.tag where job_id = any(array(select id from deleted where tagged))
+), deleted_expiries as (
+    delete from holdfast.expiry where job_id = any(array(select id from deleted where expires_at is not null))
 ), deleted_lines as (
-    delete from holdfast.line where job_id = any(array(select id from gone))
+    delete from holdfast.line where job_id = any(array(select id from deleted))
 ), deleted_steps as (
-    delete from holdfast.step where job_id = any(array(select id from gone))
+    delete from holdfast.step where job_id = any(array(select id from deleted))
 ), deleted_waits as (
-    delete from holdfast.dependency where waiter = any(array(select id from gone where waits is not null))
+    delete from holdfast.dependency where waiter = any(array(select id from deleted where waits is not null))
 ), deleted_receivers as (
-    delete from holdfast.receiver where job_id = any(array(select id from gone where waits is not null))
+    delete from holdfast.receiver where job_id = any(array(select id from deleted where waits is not null))
 )
-delete from holdfast.attempt where job_id = any(array(select id from gone));
+delete from holdfast.attempt where job_id = any(array(select id from deleted));
 
 -- name: delete_keys_of
 -- Deleting a job frees its key; pruning leaves it until its own lifetime is over.
 delete from holdfast.key where job_id = any(:ids::uuid[]) and (:ignore_lifetime or coalesce(keep_until, 0) <= :now);
 
 -- name: detach_expired_keys
--- Their lifetime is over and their job's row is not: from now on they die with it, and no sweep meets them again.
-with over as materialized (
+-- Keys whose lifetime is over and whose job is still stored: from now on they are deleted with it, and no sweep reads them again.
+with expired_key as materialized (
     select key, job_id from holdfast.key
     where keep_until <= :now order by keep_until limit :limit for update skip locked
 )
 update holdfast.key set keep_until = null
 where key = any(array(
-    select key from over where (select j.id from holdfast.job j where j.id = over.job_id) is not null));
+    select key from expired_key where (select j.id from holdfast.job j where j.id = expired_key.job_id) is not null));
 
 -- name: prune_keys
--- Of those whose lifetime was over first; `detach_expired_keys` has seen those with a job.
-with over as materialized (
+-- Keys without a job, those whose lifetime ended first; `detach_expired_keys` has detached those with one.
+with expired_key as materialized (
     select key, job_id from holdfast.key
     where keep_until <= :now order by keep_until limit :limit for update skip locked
 )
 delete from holdfast.key where key = any(array(
-    select key from over where (select j.id from holdfast.job j where j.id = over.job_id) is null));
+    select key from expired_key where (select j.id from holdfast.job j where j.id = expired_key.job_id) is null));
 
 -- name: prune_workers
 delete from holdfast.worker where alive_until <= :now - :span::bigint;
 
 -- name: expire_jobs
--- Of the jobs whose instant has come those that no worker has taken; and how many instants were looked at. The rows that
--- others have locked are not waited for: those stay for the next call. Behind them what that changes for jobs that wait.
+-- Expires due jobs that no worker has taken. Returns them with the number of due rows, then the changes for jobs that wait for them.
+-- Rows that other transactions have locked are left for the next call.
 with due as materialized (
     select job_id from holdfast.expiry where expires_at <= :now
     order by expires_at limit :limit for update skip locked
 ), locked as materialized (
     select id, (state + 0) in (0, 1, 3, 4) and started_at is null and expires_at <= :now as ends from holdfast.job
     where id = any(array(select job_id from due)) order by id for no key update skip locked
-), looked as (
+), deleted_expiry as (
     delete from holdfast.expiry e
     where e.job_id = any(array(select job_id from due)) and (e.job_id = any(array(select id from locked))
         or not exists (select from holdfast.job j where j.id = e.job_id))
-), ended as (
+), expired as (
     update holdfast.job
     set state = 7, reason = 'expired', error = coalesce(error, 'expired: no worker began it in time'), lost_leases = 0, tier = 0,
         ended_at = :now
@@ -873,11 +873,11 @@ with due as materialized (
     returning id, task, queue, has_dependents
 ), resolved as materialized (
     select d.queue, d.job_id
-    from (select array_agg(id) as ids, set_config('lock_timeout', '2s', true) from ended where has_dependents) e
+    from (select array_agg(id) as ids, set_config('lock_timeout', '2s', true) from expired where has_dependents) e
     cross join lateral holdfast.resolve_dependencies(e.ids, :now, false) d
 )
-select n.number, ended.id::text, ended.task, ended.queue, null as due, null as cancelled
-from (select count(*) as number from due) n left join ended on true
+select n.number, expired.id::text, expired.task, expired.queue, null as due, null as cancelled
+from (select count(*) as number from due) n left join expired on true
 union all
 select 0, null, null, null, queue, job_id::text from resolved;
 
@@ -965,7 +965,7 @@ order by j.id for update;
 -- own: lock_jobs
 select id::text from holdfast.job where id = any(:ids::uuid[]) order by id for update;
 
--- own: places
+-- own: queues_and_states
 select id::text, queue, state from holdfast.job where id = any(:ids::uuid[]);
 
 -- own: depths
@@ -989,10 +989,10 @@ select o.id::text from (
 ) o where o.run_at <= :now - :aged::bigint
 order by o.rank, o.run_at, o.seq;
 
--- own: passed
--- Ready jobs of a queue that were so clearly before the first of :ids was: of each priority in use the oldest, found by
--- skipping from one to the next. A rescued job keeps its instant, but is on its way only since its last start.
-with recursive front (since) as (
+-- own: overtaken
+-- Ready jobs of a queue that were ready :margin before the first of :ids: the oldest of each priority in use (a loose index scan).
+-- A rescued job keeps its run_at, but has been ready only since its last start.
+with recursive oldest_start (since) as (
     select min(greatest(run_at, started_at)) - :margin::bigint from holdfast.job
     where id = any(:ids::uuid[]) and state + 0 = 0 and queue = :queue
 ), used (tier, rank) as (
@@ -1004,16 +1004,16 @@ with recursive front (since) as (
             where j.state = 0 and j.tier = used.tier and j.queue = :queue and j.rank > used.rank
             order by j.rank, j.run_at, j.seq limit 1)
     from used where used.rank is not null
-), found as (
+), overtaken_job as (
     select o.* from unnest('{0,1}'::smallint[]) t (tier) cross join lateral (
         select o.* from (select rank from used where used.tier = t.tier limit :limit) r cross join lateral (
             select j.id, j.run_at, j.started_at from holdfast.job j
             where j.state = 0 and j.tier = t.tier and j.queue = :queue and j.rank = r.rank
-              and j.run_at < (select since from front)
+              and j.run_at < (select since from oldest_start)
             order by j.rank, j.run_at, j.seq limit :limit) o
         limit :limit) o
 )
-select found.id::text, front.since, :now from found, front where greatest(found.run_at, found.started_at) < front.since;
+select j.id::text, o.since, :now from overtaken_job j, oldest_start o where greatest(j.run_at, j.started_at) < o.since;
 
 -- own: dead_queues
 -- Every queue with dead letters, by skipping from one to the next.
@@ -1048,7 +1048,7 @@ from holdfast.job j where j.id = :id;
 select -- include: shown
 from holdfast.job j where j.id = any(:ids::uuid[]);
 
--- name: outlines
+-- name: summaries
 -- `get` of many, without what may be large.
 select j.id::text, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at, j.created_at,
     j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, null, null, j.cancelling,
@@ -1138,7 +1138,7 @@ from (
 select claims, attempt, worker, started_at, ended_at, state, reason, error, traceback
 from holdfast.attempt where job_id = :id order by claims;
 
--- name: lines
+-- name: logs
 select claims, number, attempt, at, level, text, fields
 from holdfast.line
 where job_id = :id::uuid and (claims, number) > (:claims::bigint, :number::integer)
@@ -1218,8 +1218,8 @@ select id, host, pid, queues, concurrency, running, succeeded, failed, version, 
     started_at, seen_at, alive_until > :now, command
 from holdfast.worker order by started_at;
 
--- own: over
--- Which of these jobs have ended, or are gone.
+-- own: ended_or_deleted
+-- Jobs that have ended or were deleted.
 select d.id::text from unnest(:ids::uuid[]) as d (id) left join holdfast.job j on j.id = d.id
 where j.id is null or j.state + 0 >= 5;
 
@@ -1227,16 +1227,16 @@ where j.id is null or j.state + 0 >= 5;
 -- Which transactions are over.
 select pg_current_snapshot()::text;
 
--- own: number
+-- own: assign_xid
 -- A transaction's number that no other has, and an instant before: every lower one was given out by then.
 select :now, pg_current_xact_id()::text::bigint;
 
--- own: transactions
+-- own: running_transactions
 -- Of the running ones, as far as this role may see them, when each began.
 select holdfast.written_by(backend_xid, :top::bigint)::text::bigint, (extract(epoch from xact_start) * 1000000)::bigint
 from pg_stat_activity where backend_xid is not null and xact_start is not null;
 
--- name: figures
+-- name: stats
 -- Of each index of states so many jobs at most, by what they have in common. The limit is a subquery, for one that the planner knew
 -- to be above its guess of the rows would have it sort them all.
 select seen.queue, seen.state, seen.worker, seen.attempts, seen.run_at > :now and seen.state in (1, 3) as later,
@@ -1265,7 +1265,7 @@ from (
 ) seen
 group by 1, 2, 3, 4, 5, 6;
 
--- name: endings
+-- name: events
 -- What ended, and the attempts after which a job went on: what could be seen in the snapshot `shown`, but not in `seen`,
 -- behind a place and not before `low`.
 select * from (
@@ -1301,7 +1301,7 @@ select (select count(*) from holdfast.job where state = 0 and queue = '')
 -- name: stuck
 select count(*) from holdfast.job where state = 2 and lease_until <= :now - 60000000;
 
--- own: clock
+-- own: server_time
 select :now;
 
 -- ── schedules ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1373,7 +1373,7 @@ order by j.id limit :limit;
 select j.id::text, j.xmin::text, j.task, j.queue, j.payload, j.partition, j.weights
 from holdfast.job j where j.id = any(:ids::uuid[]) and (j.state + 0) < 5;
 
--- own: hold_limits
+-- own: lock_limits_shared
 -- Until the end of the transaction no limit is written: a job gets no partition by limits that were replaced meanwhile.
 lock table holdfast.job_limit in share mode;
 
@@ -1397,7 +1397,7 @@ select holdfast.lock_limits()::text;
 -- name: limits
 select document, revision from holdfast.job_limit order by name;
 
--- own: limits_seen
+-- own: limits_and_isolation
 -- The same, with the isolation of the transaction, also where there are none.
 select l.document, l.revision, t.isolation
 from (select current_setting('transaction_isolation') as isolation) t left join holdfast.job_limit l on true;
@@ -1425,7 +1425,7 @@ update holdfast.bucket set full_at = :now + :fill_time::bigint - least(:fill_tim
     trunc(greatest(0, :old_fill_time::bigint - (full_at - :now))::numeric * :interval::bigint / :old_interval::bigint)::bigint)
 where full_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
--- own: unblock_all_partitions
+-- name: unblock_all_partitions
 -- Values that hold no longer may have throttled them.
 update holdfast.partition set blocked_until = null where blocked_until is not null;
 
@@ -1471,7 +1471,7 @@ select until, until < :now - :lag from (
         order by ended_at limit 1 offset :limit - 1)) as until) found;
 
 -- name: history_add
-with ended as materialized (
+with interval_counts as materialized (
     select ended_at - ended_at % 60000000 as start, queue, state, count(*) as number,
         sum(greatest(0, ended_at - coalesce(started_at, ended_at))) as run_us,
         max(greatest(0, ended_at - coalesce(started_at, ended_at))) as longest_us
@@ -1480,7 +1480,7 @@ with ended as materialized (
 )
 insert into holdfast.history as h (length, start, queue, state, number, run_us, longest_us)
 select length, start - start % length, queue, state, sum(number), sum(run_us), max(longest_us)
-from unnest('{60000000, 3600000000}'::bigint[]) length cross join ended
+from unnest('{60000000, 3600000000}'::bigint[]) length cross join interval_counts
 group by 1, 2, queue, state
 on conflict (length, start, queue, state) do update set number = h.number + excluded.number,
     run_us = h.run_us + excluded.run_us, longest_us = greatest(h.longest_us, excluded.longest_us);

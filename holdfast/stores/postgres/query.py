@@ -51,7 +51,7 @@ class PostgresQuery(Feed):
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         if not job_ids:
             return []
-        rows = await self._pool.fetch(self._sql["outlines"], ids=list(filter(is_id, job_ids)))
+        rows = await self._pool.fetch(self._sql["summaries"], ids=list(filter(is_id, job_ids)))
         found = {row[0]: shown_job(row) for row in rows}
         return [found.get(job_id) for job_id in job_ids]
 
@@ -148,7 +148,7 @@ class PostgresQuery(Feed):
         claims, number = line_place(cursor)
         if not is_id(job_id):
             return LogPage([], None)
-        rows = await self._pool.fetch(self._sql["lines"], id=job_id, claims=claims, number=number, limit=limit + 1)
+        rows = await self._pool.fetch(self._sql["logs"], id=job_id, claims=claims, number=number, limit=limit + 1)
         return line_page([shown_line(row) for row in rows], limit)
 
     async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
@@ -192,10 +192,10 @@ class PostgresQuery(Feed):
 
     async def any_finished(self, job_ids: Sequence[str]) -> bool:
         """Returns True if one of these jobs has ended, or is gone."""
-        return not all(map(is_id, job_ids)) or bool(await self._pool.fetch(self._sql["over"], ids=job_ids))
+        return not all(map(is_id, job_ids)) or bool(await self._pool.fetch(self._sql["ended_or_deleted"], ids=job_ids))
 
     async def server_time_us(self) -> int:
-        ((now,),) = await self._pool.fetch(self._sql["clock"])
+        ((now,),) = await self._pool.fetch(self._sql["server_time"])
         return int(now)
 
 

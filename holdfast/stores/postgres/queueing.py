@@ -351,7 +351,7 @@ class PostgresQueueing:
         if since is None:
             return
         try:
-            rows = await self._pool.fetch(self._sql["taken_between"], worker=worker, since=since, before=claimed_at)
+            rows = await self._pool.fetch(self._sql["claimed_between"], worker=worker, since=since, before=claimed_at)
             released = [
                 Settlement(job_id=job_id, claims=claims, state=JobState.QUEUED, reason=Reason.RELEASED, refund=True)
                 for job_id, claims in rows

@@ -217,7 +217,7 @@ class Settling:
     ) -> None:
         """Answers refused settlements. Some were applied by an earlier call whose answer was lost."""
         rows = await self._pool.fetch(
-            self._sql["settlement_evidence"],
+            self._sql["recorded_outcomes"],
             ids=[each.job_id for each in refused],
             claims=[each.claims for each in refused],
         )

@@ -47,12 +47,12 @@ class PostgresTransportQueries:
 
     async def find_overtaken(self, queue: str, front: Sequence[str], *, margin: timedelta, limit: int) -> Overtaken:
         ids = list(filter(is_id, front))
-        rows = await self._pool.fetch(self._sql["passed"], queue=queue, ids=ids, margin=span_us(margin), limit=limit)
+        rows = await self._pool.fetch(self._sql["overtaken"], queue=queue, ids=ids, margin=span_us(margin), limit=limit)
         _, before, now = rows[0] if rows else ("", 0, 0)
         return Overtaken([job_id for job_id, _, _ in rows], before, now)
 
     async def locate_jobs(self, job_ids: Sequence[str]) -> dict[str, tuple[str, JobState]]:
-        rows = await self._pool.fetch(self._sql["places"], ids=list(filter(is_id, job_ids)))
+        rows = await self._pool.fetch(self._sql["queues_and_states"], ids=list(filter(is_id, job_ids)))
         return {job_id: (queue, STATES[code]) for job_id, queue, code in rows}
 
     async def dead_queues(self) -> list[str]:

@@ -147,7 +147,7 @@ class PostgresWorkflow:
             fetch: Fetch,
         ) -> tuple[list[ChildStatus] | None, dict[str, QueuePosition], Resolution]:
             await fetch(self._sql["lock_children"], ids=[child.id for child in bound])
-            if not await fetch(self._sql["hold_lease"], id=lease.job_id, claims=lease.claims, worker=worker):
+            if not await fetch(self._sql["lock_leased_job"], id=lease.job_id, claims=lease.claims, worker=worker):
                 return None, {}, NOTHING_RESOLVED
             gone = {job_id for (job_id,) in await fetch(self._sql["deleted_children"], id=lease.job_id)}
             left = [child for child in bound if child.id not in gone]

@@ -81,8 +81,8 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         self._limits.assign_again(connection, [row[1] for row in rows])
         if from_step is not None:
             forgotten = {"seqs": as_json(row[0] for row in rows), "from": from_step}
-            connection.execute(self._sql["forget_steps"], forgotten)
-            connection.execute(self._sql["forget_receivers"], forgotten)
+            connection.execute(self._sql["delete_steps"], forgotten)
+            connection.execute(self._sql["delete_receivers"], forgotten)
         waiters = [seq for seq, *_, is_waiter in rows if is_waiter]
         replayed = [row[1] for row in rows if row[4]]
         waits_again = run_flow(connection, renew_dependencies(self._sql, waiters, replayed))

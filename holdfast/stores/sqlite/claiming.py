@@ -111,7 +111,7 @@ class SqliteClaimBuilder:
             shown = f"[{','.join(array_elements(shown)[number] for number in fitting)}]"
             must_start = self._must_start_left
         self._must_start_left -= must_start
-        self.connection.execute(self._sql["take"], {"seqs": seqs, **self._lease})
+        self.connection.execute(self._sql["claim_picked"], {"seqs": seqs, **self._lease})
         try:
             jobs = decode_jobs(shown)
         except UNREADABLE:

@@ -192,7 +192,7 @@ def wait_for_children(
     edges = as_json((child, Condition.END, _edge_state(Condition.END, state)) for child, state in others.items())
     yield Statement(statements["begin_wait"], (seq,))
     yield Statement(statements["add_dependencies"], (job_id, edges, 1))
-    yield Statement(statements["leave_receiver"], (seq,))
+    yield Statement(statements["detach_receiver"], (seq,))
     yield Statement(statements["set_waits"], (seq, sum(state not in TERMINAL for state in others.values())))
     return states
 

@@ -30,7 +30,7 @@ class Feed:
             return self._from_now(reader, now_us, gap=True)
         at, job_id, claims = mark.start_place(now_us - max_age // MICROSECOND)
         values = {"at": at, "job": job_id, "claims": claims, "limit": limit + 1}
-        found = [_ending(row) for row in reader.execute(self._sql["endings"], values)]
+        found = [_ending(row) for row in reader.execute(self._sql["events"], values)]
         return slice_events(mark, found, limit, now_us)
 
     def stats(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int) -> JobStats:
@@ -50,7 +50,7 @@ class Feed:
                 age=age,
             )
             for queue, code, worker, attempts, later, lately, number, seconds, longest, age in reader.execute(
-                self._sql["figures"], values
+                self._sql["stats"], values
             )
         ]
         return JobStats(groups, max_count)

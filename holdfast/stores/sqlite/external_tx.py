@@ -62,7 +62,7 @@ class SqliteExternal(LimitedFamily):
         if done and done[0][0]:
             ended = [(lease.job_id, JobState.SUCCEEDED)]
             yield from resolve_dependencies(self._sql, ended, self._now())
-        rows = yield Statement(self._sql["completed"], (lease.job_id,))
+        rows = yield Statement(self._sql["tx_outcome"], (lease.job_id,))
         state = STATES[rows[0][0]] if rows else None
         return Settled(lease.job_id, lease.claims, bool(done), state)
 
@@ -73,7 +73,7 @@ class SqliteExternal(LimitedFamily):
     def _record(self, step: NewStep, previous: str | None) -> StatementFlow[StepReceipt]:
         yield Statement(self._sql["begin_writing"])
         now_us, lease = self._now(), step.lease
-        jobs = yield Statement(self._sql["held_job"], (lease.job_id, lease.claims, step.worker, now_us))
+        jobs = yield Statement(self._sql["leased_job"], (lease.job_id, lease.claims, step.worker, now_us))
         if not jobs:
             return StepReceipt(has_lease=False)
         row = (jobs[0][0], step.name, step.number, step.by_handler, lease.claims, now_us, step.result, previous)
@@ -85,7 +85,7 @@ class SqliteExternal(LimitedFamily):
 
     def _outcome(self, transaction: Transaction, lease: Lease) -> TxOutcome:
         """Asked by the one writer there can be, it is never still open."""
-        row = transaction.connection.execute(self._sql["completed"], (lease.job_id,)).fetchone()
+        row = transaction.connection.execute(self._sql["tx_outcome"], (lease.job_id,)).fetchone()
         if row is None or row[1] != lease.claims:
             return TxOutcome.LEASE_LOST
         match STATES[row[0]]:

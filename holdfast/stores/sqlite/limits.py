@@ -72,8 +72,8 @@ class SqliteLimits(SqliteFamily):
             values = {"name": limit.name, "now": transaction.now_us, **tokens}
             transaction.connection.execute(self._sql["clamp_buckets"], values)
         if limit.queue is not None:
-            transaction.connection.execute(self._sql["list_queue"], (limit.queue,))
-        transaction.connection.execute(self._sql["free_partitions"])
+            transaction.connection.execute(self._sql["add_limited_queue"], (limit.queue,))
+        transaction.connection.execute(self._sql["unblock_all_partitions"])
         for (queue,) in transaction.connection.execute(self._sql["limited_queues"]):
             transaction.notify_topic(f"queue:{queue}")
         return expected + 1 if expected else transaction.now_us

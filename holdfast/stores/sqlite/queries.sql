@@ -257,7 +257,7 @@ from (
 update holdfast_job set state = 0, reason = case when state = 4 then null else reason end, run_at = run_at -- run_at: for the trigger
 where id in (select value from json_each(:ids)) and (+state in (1, 3) or +state = 4) and +run_at <= :now;
 
--- own: take
+-- own: claim_picked
 update holdfast_job
 set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, lease_until = :until, started_at = :now
 where seq in (select value from json_each(:seqs));
@@ -281,7 +281,7 @@ set state = 5, ended_at = ?4, result = ?3, lease_until = null, lost_leases = 0, 
 where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4 and (?5 is null or +worker = ?5)
 returning has_dependents;
 
--- name: completed
+-- name: tx_outcome
 select state, claims from holdfast_job where id = ?;
 
 -- name: settle_succeeded
@@ -343,12 +343,12 @@ select d.key, j.seq, j.attempts
 from json_each(:leases) d cross join holdfast_job j on j.id = d.value ->> 0
 where +j.claims = d.value ->> 1 and (+j.state = 2 and +j.lease_until > :now or +j.state = 5);
 
--- own: held_leases
+-- own: valid_leases
 select d.key, j.seq
 from json_each(:leases) d cross join holdfast_job j on j.id = d.value ->> 0
 where +j.claims = d.value ->> 1 and +j.state = 2 and +j.lease_until > :now and j.worker = coalesce(d.value ->> 2, j.worker);
 
--- own: held_job
+-- own: leased_job
 select seq from holdfast_job
 where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4 and worker = coalesce(?3, worker);
 
@@ -391,7 +391,7 @@ where exists (
     select 1 from holdfast_dependency
     where waiter = (select seq from holdfast_job where id = m.value ->> 0) and job_id = m.value ->> 1);
 
--- own: make_batch
+-- own: init_batch
 update holdfast_job
 set state = 4, run_at = NEVER_US, reason = 'dependency', waits = 0, members = 0, failed = 0 where id = ?1;
 
@@ -562,7 +562,7 @@ on conflict (seq) do update set topic = excluded.topic, step = excluded.step, nu
     by_handler = excluded.by_handler, claims = excluded.claims,
     since = case when step = excluded.step then since else excluded.since end, until = excluded.until;
 
--- own: leave_receiver
+-- own: detach_receiver
 -- A job waits for something else; the deadline of the step stays.
 update holdfast_receiver set claims = 0 where seq = ?;
 
@@ -593,11 +593,11 @@ select id, topic, value, sent_at from holdfast_signal where job_id is null order
 delete from holdfast_signal where seq in (
     select seq from holdfast_signal where sent_at <= :before order by sent_at limit :limit);
 
--- name: forget_steps
+-- name: delete_steps
 delete from holdfast_step
 where job_seq in (select value from json_each(:seqs)) and (number >= :from or number = 0 and name = '#children');
 
--- own: forget_receivers
+-- own: delete_receivers
 delete from holdfast_receiver where seq in (select value from json_each(:seqs)) and number >= :from;
 
 -- own: insert_line
@@ -753,7 +753,7 @@ from holdfast_job j where j.id = :id;
 select -- include: shown
 from holdfast_job j where j.id in (select value from json_each(:ids));
 
--- name: outlines
+-- name: summaries
 -- `get` of many, without what may be large.
 select json_array(
     j.id, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at, j.created_at,
@@ -858,7 +858,7 @@ select json_array(
     reason, error, traceback)
 from holdfast_attempt where job_seq = (select seq from holdfast_job where id = :id) order by claims;
 
--- name: lines
+-- name: logs
 select claims, number, attempt, at, level, text, fields
 from holdfast_line
 where job_seq = (select seq from holdfast_job where id = :id) and (claims, number) > (:claims, :number)
@@ -943,7 +943,7 @@ select id, host, pid, queues, concurrency, running, succeeded, failed, version, 
     started_at, seen_at, alive_until > :now, command
 from holdfast_worker order by started_at;
 
--- name: figures
+-- name: stats
 -- Of each index of states so many jobs at most, by what they have in common.
 select queue, state, worker, attempts, run_at > :now and state in (1, 3), max(created_at, coalesce(started_at, 0), coalesce(ended_at, 0),
         case when claims > 0 and state in (0, 1, 3) then coalesce((
@@ -977,7 +977,7 @@ from (
 ) seen
 group by 1, 2, 3, 4, 5, 6;
 
--- name: endings
+-- name: events
 -- What ended behind a place, and the attempts after which a job went on.
 select * from (
     select * from (
@@ -1079,10 +1079,10 @@ from holdfast_limited_queue q where :every or q.name in (select value from json_
 -- own: any_running_limited
 select exists (select 1 from holdfast_job where state = 2 and partition > '');
 
--- own: list_queue
+-- own: add_limited_queue
 insert or ignore into holdfast_limited_queue (name, virtual_time) values (?1, 0);
 
--- own: list_partition
+-- own: add_partition
 -- A new partition starts at the virtual time of its queue.
 insert or ignore into holdfast_partition (queue, partition, start_tag)
 select ?1, ?2, virtual_time from holdfast_limited_queue where name = ?1;
@@ -1145,7 +1145,7 @@ update holdfast_bucket set full_at = :now + :fill_time - min(:fill_time,
     cast(max(0, :old_fill_time - (full_at - :now)) * (:interval * 1.0 / :old_interval) as integer))
 where full_at > :now and (name = :name or (name > :name || '=' and name < :name || '>'));
 
--- own: free_partitions
+-- name: unblock_all_partitions
 -- A limit has changed: those that wait for tokens are looked at again.
 update holdfast_partition set blocked_until = null where blocked_until is not null;
 
@@ -1235,7 +1235,7 @@ select until, until < :before from (
         order by ended_at limit 1 offset :limit - 1), :before)) as until);
 
 -- name: history_add
-with ended as materialized (
+with interval_counts as materialized (
     select ended_at - ended_at % 60000000 as start, queue, state, count(*) as number,
         sum(max(0, ended_at - coalesce(started_at, ended_at))) as run_us,
         max(max(0, ended_at - coalesce(started_at, ended_at))) as longest_us
@@ -1244,7 +1244,7 @@ with ended as materialized (
 )
 insert into holdfast_history (length, start, queue, state, number, run_us, longest_us)
 select length.value, start - start % length.value, queue, state, sum(number), sum(run_us), max(longest_us)
-from json_each('[60000000, 3600000000]') length cross join ended
+from json_each('[60000000, 3600000000]') length cross join interval_counts
 where true
 group by 1, 2, queue, state
 on conflict (length, start, queue, state) do update set number = number + excluded.number,

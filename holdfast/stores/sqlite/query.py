@@ -134,7 +134,7 @@ class Reads:
 
     def summaries(self, reader: sqlite3.Connection, job_ids: Sequence[str]) -> list[Job | None]:
         """Returns these jobs without payload and result."""
-        return self._by_ids(reader, "outlines", job_ids)
+        return self._by_ids(reader, "summaries", job_ids)
 
     def get_many(self, reader: sqlite3.Connection, job_ids: Sequence[str]) -> list[Job | None]:
         """Returns these jobs, whole."""
@@ -213,7 +213,7 @@ class Reads:
         """A page of a job's log lines."""
         claims, number = line_place(cursor)
         values = {"id": job_id, "claims": claims, "number": number, "limit": limit + 1}
-        return line_page([LogLine(*row) for row in reader.execute(self._sql["lines"], values)], limit)
+        return line_page([LogLine(*row) for row in reader.execute(self._sql["logs"], values)], limit)
 
     def queues(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int) -> list[QueueInfo]:
         """Every queue with its counts."""

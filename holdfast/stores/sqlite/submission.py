@@ -43,7 +43,7 @@ def submit_one_by_one(
         for step in job.record if answer.created else ():
             yield Statement(statements["copy_step"], (job.id, *msgspec.structs.astuple(step)))
         if job.is_batch and answer.created:
-            yield Statement(statements["make_batch"], (job.id,))
+            yield Statement(statements["init_batch"], (job.id,))
         if job.batch is not None:
             members.setdefault(job.batch, []).append(answer.job_id)
     resolution = Resolution()
@@ -164,8 +164,8 @@ def extra_rows(jobs: Sequence[NewJob], now_us: int) -> list[tuple[str, list[tupl
         ("insert_tag", tags),
         ("set_expiry", expiring),
         ("insert_expiry", expiring),
-        ("list_queue", [*queues]),
-        ("list_partition", [*partitions]),
+        ("add_limited_queue", [*queues]),
+        ("add_partition", [*partitions]),
     )
     return [(name, rows) for name, rows in named if rows]
 

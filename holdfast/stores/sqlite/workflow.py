@@ -47,7 +47,7 @@ class SqliteWorkflow(LimitedFamily):
         """The rows of the jobs whose leases stand, by their places in ``leases``."""
         asked = as_json((lease.job_id, lease.claims, worker) for lease, worker in leases)
         values = {"leases": asked, "now": transaction.now_us}
-        return dict(transaction.connection.execute(self._sql["held_leases"], values).fetchall())
+        return dict(transaction.connection.execute(self._sql["valid_leases"], values).fetchall())
 
     def _insert_steps(self, transaction: Transaction, ended: Sequence[tuple[int, NewStep, str | None]]) -> None:
         rows = [

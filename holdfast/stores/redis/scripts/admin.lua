@@ -49,7 +49,7 @@ end
 
 local from_step = tonumber(string.match(ARGV[4], '%d+') or nil)
 
-local function forget_steps(id)
+local function delete_steps(id)
     local steps = safe_call('HGETALL', PREFIX .. 'steps:' .. id)
     for n = 1, #steps, 2 do
         if to_number(string.match(steps[n + 1], '^%d+')) >= from_step or steps[n] == '#children' then
@@ -79,7 +79,7 @@ local function replay(id, job, spec, delay, partition_field)
         end
     end
     if from_step then
-        forget_steps(id)
+        delete_steps(id)
     end
     transitions().dequeue(id, spec, job.state, 0)
     call('HDEL', JOB .. id, 'lost_leases', 'reason', 'endTime', 'cancel', 'expiresAt', 'errorGroup')

@@ -15,8 +15,8 @@ from holdfast.stores.connection_adapters import ConnectionAdapter, adapt_connect
 T = TypeVar("T")
 
 
-class Reach(Protocol):
-    """Runs a coroutine of the store from the caller's place: on its event loop, or without one."""
+class RunInLoop(Protocol):
+    """Runs a coroutine of the store on the event loop of the caller, or without one."""
 
     def __call__(self, call: Coroutine[Any, Any, T], /) -> Coroutine[Any, Any, T]: ...
 
@@ -28,9 +28,9 @@ class ExternalTransactions:
     loop: ``portal.drive_coroutine`` can run it.
     """
 
-    def __init__(self, opened: Callable[[], Coroutine[Any, Any, Store]], reach: Reach) -> None:
+    def __init__(self, opened: Callable[[], Coroutine[Any, Any, Store]], run_in_loop: RunInLoop) -> None:
         self._opened = opened
-        self._run_in_loop = reach
+        self._run_in_loop = run_in_loop
         self._known: weakref.WeakKeyDictionary[Store, weakref.WeakSet[object]] = weakref.WeakKeyDictionary()
 
     async def submit(self, connection: object, jobs: Sequence[NewJob]) -> list[Submitted]:

@@ -1,4 +1,4 @@
-"""Answers that were lost on their way: a server store's memory of its requests, and of their outcome."""
+"""Requests to a server store whose response was lost, and the outcome that the store has recorded for them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import JobState, Lease, Settlement
 
-_REMEMBERED = 10_000  # leases; who asks again does so within seconds
+_REMEMBERED = 10_000  # leases; a settlement is retried within seconds
 
 
 class UnconfirmedSettlements:
-    """Leases whose settlement was sent, and its answer lost or not passed on."""
+    """Leases whose settlement was sent, and whose response was lost or not returned to the caller."""
 
     def __init__(self) -> None:
         self._leases: set[Lease] = set()
 
     def add(self, batch: Iterable[Settlement]) -> None:
-        """The answer of these was lost."""
+        """Adds settlements whose response was lost."""
         if len(self._leases) > _REMEMBERED:
             self._leases.clear()
         self._leases.update(Lease(each.job_id, each.claims) for each in batch)
@@ -33,23 +33,23 @@ class UnconfirmedSettlements:
 
 
 class UnconfirmedClaims:
-    """Workers whose claim was sent and its answer lost: it may have taken jobs unknown to this process."""
+    """Workers with a claim whose response was lost: it may have taken jobs unknown to this process."""
 
     def __init__(self) -> None:
         self._answered_at: dict[str, int] = {}  # by worker: the server's instant of its latest claim that was answered
         self._lost: set[str] = set()
 
     def add(self, worker: str) -> None:
-        """The answer of a claim of this worker was lost."""
+        """Adds a worker with a claim whose response was lost."""
         self._lost.add(worker)
 
     def unconfirmed_since(self, worker: str) -> int | None:
-        """Since when there may be jobs that this worker took and never heard of. None: there are none, or it is
-        not known: an earlier process may have had its name, and started its jobs."""
+        """Returns the instant from which on the worker may have claimed jobs without knowing. None: it has not, or the
+        instant is unknown: an earlier process may have used its name and started its jobs."""
         return self._answered_at.get(worker) if worker in self._lost else None
 
     def mark_answered(self, worker: str, at: int) -> None:
-        """A claim, of the server's instant ``at``, is answered, and the caller knows of its jobs."""
+        """Marks a claim as answered. ``at``: the server's time of the claim."""
         self._answered_at[worker] = at
         self._lost.discard(worker)
 
@@ -60,7 +60,7 @@ class RecordedOutcome(NamedTuple):
     state: JobState | None  # of the job; None: it is gone
     claims: int | None
     run_at: int | None
-    left: JobState | None  # where the attempt left it; None: there is no record, as of success
+    attempt_state: JobState | None  # in which the attempt left the job; None: not recorded, as for a success
     reason: str | None  # of the attempt
     error: str | None
 
@@ -69,21 +69,21 @@ class RecordedOutcome(NamedTuple):
         return self.claims == claims and self.state is JobState.RUNNING
 
 
-def accepted_as(settlement: Settlement, evidence: RecordedOutcome) -> JobState | None:
+def accepted_as(settlement: Settlement, recorded: RecordedOutcome) -> JobState | None:
     """State in which a settlement with a lost answer left its job, even if that changed since; None: not applied.
 
-    Attempts leave a record, but for those that succeeded or were given back: of these nothing is known but that the
-    lease has ended, and with another worker's record if it was lost. Sweeps settle a lost lease alike: if two of them
-    race, both may be answered as accepted, so that its end is reported at least once.
+    A failed attempt has a record. One that succeeded or was released has none: only the end of its lease is known.
+    All sweepers settle a lost lease with the same values: if two race, both may be answered as accepted, and the end
+    of the job is reported at least once.
     """
-    if evidence.left is not None:
-        ours = (settlement.reason, settlement.error) == (evidence.reason, evidence.error)
-        return evidence.left if ours and not settlement.refund else None
-    if evidence.claims is None or evidence.claims < settlement.claims or evidence.is_running(settlement.claims):
+    if recorded.attempt_state is not None:
+        ours = (settlement.reason, settlement.error) == (recorded.reason, recorded.error)
+        return recorded.attempt_state if ours and not settlement.refund else None
+    if recorded.claims is None or recorded.claims < settlement.claims or recorded.is_running(settlement.claims):
         return None
     if settlement.state is not JobState.SUCCEEDED and not settlement.refund:
         return None
-    asked_to_stop = settlement.refund and evidence.claims == settlement.claims and evidence.state is JobState.CANCELLED
+    asked_to_stop = settlement.refund and recorded.claims == settlement.claims and recorded.state is JobState.CANCELLED
     return JobState.CANCELLED if asked_to_stop else settlement.state
 
 

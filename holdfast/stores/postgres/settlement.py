@@ -1,4 +1,4 @@
-"""Settling: how a running job stops running. One statement for a batch's successes, another for failures that change a
+"""Settlement of attempts. One statement for a batch's successes, another for failures that change a
 priority, one for everything else, and one for jobs on which others depend: it resolves their dependencies too.
 
 A settlement waits for no other transaction: the statements give up a locked row within moments, and then the rest of
@@ -25,12 +25,12 @@ from holdfast.stores.postgres.dependencies import NOTHING_RESOLVED, Resolution, 
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, settlement_columns, text_or_none
 from holdfast.stores.postgres.pool import Locked, PostgresPool, Rows
 
-_REMEMBERED = 10_000  # jobs that were locked; who settles them asks again within a second
+_REMEMBERED = 10_000  # jobs that were locked; their settlers retry within a second
 _job_id = attrgetter("job_id")
 
 
 class Settling:
-    """The verb, over the store's statements. ``notify`` receives queues with ready jobs, and jobs that ended."""
+    """The verb ``settle``. ``notify`` receives queues with ready jobs, and jobs that ended."""
 
     def __init__(
         self,
@@ -64,7 +64,9 @@ class Settling:
             if len(answers) < len(ordered):
                 await self._answer_refused([each for each in ordered if each.job_id not in answers], locked, answers)
         except HoldfastError:
-            self._unconfirmed.add([each for each in ordered if each.job_id in answers])  # these answers are lost
+            self._unconfirmed.add(
+                [each for each in ordered if each.job_id in answers]
+            )  # their answers are not returned
             raise
         self._unconfirmed.mark_answered(ordered)
         return [answers[job_id] for job_id in ids]
@@ -83,7 +85,7 @@ class Settling:
     async def _settle_unlocked(self, ordered: Sequence[Settlement], answers: dict[str, Settled]) -> set[str]:
         """Settles all but those that other transactions have locked; returns the ids of these."""
         locked: set[str] = set()
-        if self._locked:  # what was locked the last time is not waited for again
+        if self._locked:  # does not wait again for rows that were locked before
             locked = await self._still_locked([each.job_id for each in ordered if each.job_id in self._locked])
         try:
             await self._settle_independent([each for each in ordered if each.job_id not in locked], answers)
@@ -223,29 +225,28 @@ class Settling:
         )
         ended = []
         for ordinal, *row in rows:
-            each, evidence = refused[ordinal - 1], _evidence(*row)
-            state = accepted_as(each, evidence) if each in self._unconfirmed else None
+            each, recorded = refused[ordinal - 1], _recorded_outcome(*row)
+            state = accepted_as(each, recorded) if each in self._unconfirmed else None
             if state is None:
-                is_locked = each.job_id in locked and evidence.is_running(each.claims)
-                answers[each.job_id] = Settled(each.job_id, each.claims, False, evidence.state, locked=is_locked)
+                is_locked = each.job_id in locked and recorded.is_running(each.claims)
+                answers[each.job_id] = Settled(each.job_id, each.claims, False, recorded.state, locked=is_locked)
                 continue
-            run_at = evidence.run_at if state is JobState.FAILED and evidence.claims == each.claims else None
+            run_at = recorded.run_at if state is JobState.FAILED and recorded.claims == each.claims else None
             answers[each.job_id] = Settled(each.job_id, each.claims, True, state, run_at)
             if state in TERMINAL:
                 ended.append(each.job_id)
         self._notify({}, ended)
 
 
-def _evidence(
-    state: int | None, claims: int | None, run_at: int | None, left: int | None, *texts: str | None
+def _recorded_outcome(
+    state: int | None, claims: int | None, run_at: int | None, attempt_state: int | None, *texts: str | None
 ) -> RecordedOutcome:
     reason, error = texts
-    left_as = None if left is None else STATES[left]
     return RecordedOutcome(
         None if state is None else STATES[state],
         claims,
         run_at,
-        left_as,
+        None if attempt_state is None else STATES[attempt_state],
         reason,
         None if error is None else from_text(error),
     )

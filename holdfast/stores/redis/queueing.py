@@ -314,18 +314,18 @@ class RedisQueueing:
                 if answers[-1].accepted and answers[-1].state in TERMINAL:
                     ended.append(each.job_id)
         self._unconfirmed.mark_answered(settlements)
-        # Which queues something became ready in the script knows; every waiter here for any of them looks.
+        # Only the script knows the queues with new ready jobs: wakes the waiters of all queues.
         self._notifications.notify_done({"queue:*"} if others else (), ended)
         return answers
 
     async def _refused(self, each: Settlement, state: JobState | None) -> Settled:
-        """Returns the verdict on settlements refused now; some were accepted before, unanswered."""
-        accepted = accepted_as(each, await self._evidence(each)) if each in self._unconfirmed else None
+        """Answers a refused settlement; an earlier call whose response was lost may have applied it."""
+        accepted = accepted_as(each, await self._recorded_outcome(each)) if each in self._unconfirmed else None
         if accepted is not None:
             return Settled(each.job_id, each.claims, True, accepted)
         return Settled(each.job_id, each.claims, False, state)
 
-    async def _evidence(self, each: Settlement) -> RecordedOutcome:
+    async def _recorded_outcome(self, each: Settlement) -> RecordedOutcome:
         (row,) = await self._pool.run(self._scripts["states"], each.job_id)
         if row is None:
             return RecordedOutcome(None, None, None, None, None, None)

@@ -75,7 +75,7 @@ class Context:
     __slots__ = (
         "job",
         "cancelled",
-        "completing",
+        "has_called_complete",
         "_completer",
         "_step_store",
         "_limiter",
@@ -103,7 +103,7 @@ class Context:
         self._completer = completer
         self._opener = opener
         self._log: JobLog | None = None  # made when something is logged: most jobs log nothing
-        self.completing = False
+        self.has_called_complete = False
         """True once ``complete`` was called: from then on only the store knows the job's state."""
         self.cancelled = False
         """True once the job is asked to stop. A handler in a thread should check it; a coroutine is cancelled."""
@@ -176,7 +176,7 @@ class Context:
         attempt has failed.
         """
         completer = _completer_of(self, "complete")
-        self.completing = True  # first: a concurrent stop sees it, or is seen here
+        self.has_called_complete = True  # first: a concurrent stop sees it, or is seen here
         if self.cancelled:
             raise Conflict(f"job {self.id} was asked to stop, and cannot be completed any more; roll back")
         await completer.complete(self, connection, result)
@@ -332,7 +332,7 @@ class Context:
     @property
     def _job_steps(self) -> JobSteps:
         """Returns the steps of this attempt."""
-        if self.completing:
+        if self.has_called_complete:
             raise Conflict(f"job {self.id} is being completed, and takes no further step")
         if self._steps is None:
             if self._step_store is None:

@@ -90,9 +90,9 @@ class TaskRun:
         self.seconds = 0.0
 
     @property
-    def completing(self) -> bool:
+    def has_called_complete(self) -> bool:
         """Returns True if the handler may have completed the job in its own transaction."""
-        return self.context is not None and self.context.completing
+        return self.context is not None and self.context.has_called_complete
 
     def interrupt_handler(self, stop_reason: StopReason) -> None:
         """Stops the handler. The first reason is kept: it decides the outcome of the job."""

@@ -152,7 +152,7 @@ class Runner:
         if run not in self._shared.running:
             return
         self._shared.running.discard(run)
-        if run.completing:
+        if run.has_called_complete:
             self._shared.report_lost_run(run)  # a sweeper settles it, if the transaction did not
             return
         stopped = isinstance(error, asyncio.CancelledError)
@@ -195,12 +195,12 @@ class Runner:
             run.context.opened_log.finish_log()
         if run not in shared.running:  # the worker ends, and has given up on it
             return
-        if run.completing and not await self._needs_settlement(run):
+        if run.has_called_complete and not await self._needs_settlement(run):
             return
         shared.running.discard(run)
         if run.stop_reason is not None:
             outcome = self._outcome_of_interrupted(run, outcome)
-        elif run.completing and type(outcome) is Succeeded:
+        elif run.has_called_complete and type(outcome) is Succeeded:
             outcome = Failed(error=UNDONE)
         if outcome is None:
             shared.report_lost_run(run)

@@ -100,7 +100,7 @@ class Worker:
 
     def _interrupt_job(self, lease: Lease, stop_reason: StopReason) -> None:
         run = self.shared.claimed.get(lease)
-        if stop_reason is StopReason.LOST and run is not None and run.completing:
+        if stop_reason is StopReason.LOST and run is not None and run.has_called_complete:
             self.runner.check_lease(run)
             return
         unstarted = self.shared.interrupt_job(lease, stop_reason)
@@ -278,7 +278,7 @@ class Worker:
         await shared.clock.run_bounded(self._wait_until_idle(), _CLEANUP_SECONDS)
         for run in list(shared.running):  # its handler swallows cancellation and ends with the process
             shared.running.discard(run)
-            if run.completing:
+            if run.has_called_complete:
                 shared.report_lost_run(run)
             else:
                 shared.queue_settlement(run, Released())

@@ -13,7 +13,7 @@ from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.ids import new_id
 from tests.external_tx.kinds import KINDS, Hold, does
 from tests.external_tx.support import Place
-from tests.external_tx.test_completing_postgres import completes, register, serve
+from tests.external_tx.test_tx_completion_postgres import completes, register, serve
 
 
 @pytest.fixture(params=list(KINDS))

@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast import Context, Holdfast
 from holdfast.integrations.cryptography import AesGcmCodec, new_key
-from tests.external_tx.test_completing_sqlite import app, begun
+from tests.external_tx.test_tx_completion_sqlite import app, begun
 from tests.support.store_bytes import read_store
 
 __all__ = ["app"]

@@ -22,7 +22,7 @@ from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.stores.base import ClaimRequest
 from tests.external_tx.kinds import AWAITED, KINDS, Hold, by_asyncpg, plain
 from tests.external_tx.support import Place, Undone
-from tests.external_tx.test_completing_postgres import EXPIRED, ROOT, kind, outcome, serve
+from tests.external_tx.test_tx_completion_postgres import EXPIRED, ROOT, kind, outcome, serve
 from tests.support.fault_proxy import FaultProxy
 from tests.support.servers import until
 

@@ -16,7 +16,7 @@ from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.stores.base import Store
 from holdfast.worker import Worker
 from tests.external_tx.support import Undone
-from tests.external_tx.test_completing_sqlite import _claimed, app, begun, rows
+from tests.external_tx.test_tx_completion_sqlite import _claimed, app, begun, rows
 from tests.support import redis
 
 __all__ = ["app"]

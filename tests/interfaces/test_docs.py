@@ -366,7 +366,7 @@ def test_the_reference_names_attributes_that_a_job_has() -> None:
     assert named - {*dir(Job), *Options.__struct_fields__} == set()
 
 
-_ENGINE = {"cancel", "final_outcome", "has_steps", "completing", "opened_log"}
+_ENGINE = {"cancel", "final_outcome", "has_steps", "has_called_complete", "opened_log"}
 """What the worker alone uses of a context."""
 
 

@@ -354,12 +354,12 @@ async def test_job_that_is_being_completed_takes_no_step(app: Holdfast) -> None:
 
     @app.task("order")
     async def order(context: Context) -> None:
-        context.completing = True  # as complete() does first
+        context.has_called_complete = True  # as complete() does first
         try:
             await context.step("notify", Ledger().do, "notify")
         except Conflict as error:
             refused.append(str(error))
-        context.completing = False
+        context.has_called_complete = False
 
     async with harness(app) as harnessed:
         await harnessed.start()

@@ -1,8 +1,8 @@
-"""Limits: how many jobs may run at once, how often they may start, and whose turn it is. A store tells the time.
+"""Limits: how many jobs may run at once, how often they may start, and which start next. The time is the store's.
 
 A *limit* applies to jobs of a queue or of a task. It has one *bucket*, or one for each value of a key in the payload.
 A *partition* is the jobs of a queue that pass through the same buckets. A claim admits a job if each of its buckets has
-room; the partitions of a queue take turns, so a blocked one delays no other.
+room. The partitions of a queue are served by start-time fair queueing, so a blocked one delays no other.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MAX_RATE = 100_000
 """Starts a second."""
 MAX_WEIGHT = 10_000
 MAX_SHARE = 1000
-TURN = 1_000_000
-"""By how much a job moves its partition back, divided by the share of the partition."""
-MAX_KEPT = 20
-"""Partitions that lack tokens of a key for a heavy job and keep their turns; others are throttled."""
+START_TAG_STEP = 1_000_000
+"""By how much each start raises the start tag of a partition, divided by its share."""
+MAX_KEPT_START_TAGS = 20
+"""Partitions that lack tokens of a key for a heavy job and keep their start tags; others are throttled."""
 SEPARATOR = "\x1f"
 """Between the buckets of a partition."""
-KEEPS_TURN = 0
-"""Answer of ``Admission.admit``: the partition keeps its turn; a bucket has no room, or is reserved."""
+KEEPS_START_TAG = 0
+"""Answer of ``Admission.admit``: the partition keeps its start tag; a bucket has no room, or is reserved."""
 _MAX_VALUE = 64  # characters of a key's value in a bucket's name; a longer one is hashed
 
 
@@ -43,7 +43,7 @@ class LimitValues(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     concurrency: jobs that may run at once. rate, period_us: starts in a period; ``burst`` of them may come at once.
     weight: the room and tokens a job takes: a number, or a path in the payload, like "args.pages".
-    shares: turns by value of the key; 1 where it has none.
+    shares: relative number of starts by value of the key; 1 where it has none.
     depth: jobs that may wait; submissions beyond it are refused.
     """
 
@@ -194,7 +194,7 @@ class LimitTable:
         return bool(self._tasks)
 
     def share_of(self, partition: str) -> int:
-        """The share of turns of a partition: that of its first bucket with one."""
+        """Returns the share of a partition: that of its first bucket with one."""
         for bucket in split_partition(partition) if self._has_shares else ():
             name, value = split_bucket(bucket)
             limit = self.limits.get(name)
@@ -312,9 +312,9 @@ class Admission:
         self._now_us = now_us
         self._states = states
         self._reserved: dict[str, int] = {}
-        self._kept = 0
+        self._kept_start_tags = 0
         self.due_us: int | None = None
-        """When the first of the heavy jobs that keep their turns has its tokens."""
+        """When the first heavy job of a partition that keeps its start tag has its tokens."""
         self.changed: set[str] = set()
         """Buckets whose state ``admit`` changed."""
         self.closed: set[str] = set()
@@ -322,7 +322,7 @@ class Admission:
 
     def admit(self, partition: str, weights: str | None = None, *, reserves: bool = True) -> int | None:
         """Takes room and tokens for one job of a partition, and returns None; or takes nothing, and returns the instant
-        at which the partition may have room, or ``KEEPS_TURN``: it keeps its turn.
+        at which the partition may have room, or ``KEEPS_START_TAG``.
         """
         buckets = split_partition(partition)
         if weights is None and not self._states and not self._reserved and self._take_light(buckets):
@@ -339,10 +339,10 @@ class Admission:
             if reserves and light_at <= self._now_us and not any(each.has_no_room for each in demands):
                 self._reserve(demands)
             if free_at <= self._now_us:
-                return KEEPS_TURN
+                return KEEPS_START_TAG
             if len(buckets) == 1 or not reserves:  # no other partition of its queue takes from it
                 return free_at
-            return light_at if light_at > self._now_us else self._keep_turn(demands, free_at)
+            return light_at if light_at > self._now_us else self._keep_start_tag(demands, free_at)
         for bucket, weight, *_, after in demands:
             self._used[bucket] = self._used.get(bucket, 0) + weight
             if after is not None:
@@ -389,13 +389,13 @@ class Admission:
             if each.weight > 1 and (each.is_keyed or not of_keys):
                 self._reserved[each.bucket] = self._reserved.get(each.bucket, 0) + each.weight
 
-    def _keep_turn(self, demands: Sequence[_Demand], free_at: int) -> int:
-        """A job that lacks tokens keeps its turn; where they are those of a key only some do, as there are many."""
-        self._kept += any(each.is_keyed and each.free_at > self._now_us for each in demands)
-        if self._kept > MAX_KEPT:
+    def _keep_start_tag(self, demands: Sequence[_Demand], free_at: int) -> int:
+        """Keeps the start tag of a partition that lacks tokens; if they are of a key, only of a few partitions."""
+        self._kept_start_tags += any(each.is_keyed and each.free_at > self._now_us for each in demands)
+        if self._kept_start_tags > MAX_KEPT_START_TAGS:
             return free_at
         self.due_us = free_at if self.due_us is None else min(self.due_us, free_at)
-        return KEEPS_TURN
+        return KEEPS_START_TAG
 
 
 def take_tokens(values: LimitValues, full_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:

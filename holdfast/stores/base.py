@@ -70,7 +70,7 @@ AT_ONCE = ReplayRate()
 """All of them now."""
 
 EVERY_QUEUE = "*"
-"""In ``ClaimRequest.capacity``: the queues that it does not name, served in turn; they share its slots."""
+"""In ``ClaimRequest.capacity``: the queues that it does not name, served round robin; they share its slots."""
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
@@ -305,8 +305,8 @@ class Limits(Protocol):
 
     A claim takes a job under limits only if each of its buckets has room for it (``core.limits.Admission``), and then
     takes its tokens in the same write. Room is what the running jobs leave: it is free again with the state of the job,
-    whatever ended it. The partitions of a queue take turns, by shares; a partition without room is passed over at no
-    cost for its jobs. A claim by ids (``ids``) leaves such jobs where they are. ``submit`` gives jobs their partitions
+    whatever ended it. Partitions of a queue are served by their shares; one without room is passed over at no cost for
+    its jobs. A claim by ids (``ids``) leaves such jobs where they are. ``submit`` gives jobs their partitions
     by the limits that this process has read within 5 s; jobs of a limited queue that came without one get theirs from
     the next claim of that queue.
     """

@@ -98,7 +98,7 @@ class Activity:
         """Returns once no store call is under way and no loop has callbacks to run."""
         while True:
             before = self.count
-            await self._turn_all()
+            await self._drain_loops()
             while self._under_way:
                 self._none_left.clear()
                 if self._under_way:
@@ -106,39 +106,39 @@ class Activity:
             if self.count == before:
                 return
 
-    async def _turn_all(self) -> None:
-        await _turns()
+    async def _drain_loops(self) -> None:
+        await _drain_running_loop()
         for loop in list(self._loops - {self._home}):
             if loop.is_closed() or not loop.is_running():
                 self._loops.discard(loop)
                 continue
-            turned: Future[None] = Future()
+            drained: Future[None] = Future()
             with suppress(RuntimeError):  # it was closed just now
-                loop.call_soon_threadsafe(_turn, loop, turned)
-                await asyncio.wait([asyncio.wrap_future(turned)], timeout=1)
-        await _turns()
+                loop.call_soon_threadsafe(_drain_callbacks, loop, drained)
+                await asyncio.wait([asyncio.wrap_future(drained)], timeout=1)
+        await _drain_running_loop()
 
 
-async def _turns() -> None:
+async def _drain_running_loop() -> None:
     """Returns once the running loop has no callbacks left."""
     loop = asyncio.get_running_loop()
-    turned = loop.create_future()
-    _turn(loop, turned)
-    await turned
+    drained = loop.create_future()
+    _drain_callbacks(loop, drained)
+    await drained
 
 
-def _turn(
-    loop: asyncio.AbstractEventLoop, turned: Future[None] | asyncio.Future[None], turns: int = 0, idle: int = 0
+def _drain_callbacks(
+    loop: asyncio.AbstractEventLoop, drained: Future[None] | asyncio.Future[None], iterations: int = 0, idle: int = 0
 ) -> None:
-    """Sets ``turned`` once the loop has no callbacks left; loops other than asyncio's do not say when. It goes on by
+    """Sets ``drained`` once the loop has no callbacks left; loops other than asyncio's do not say when. It goes on by
     callbacks: a loop that ends meanwhile would leave a coroutine that was never awaited."""
-    idle = idle + 1 if turns and getattr(loop, "_ready", [loop]) == deque() else 0
-    if turned.done():  # its waiter was cancelled
+    idle = idle + 1 if iterations and getattr(loop, "_ready", [loop]) == deque() else 0
+    if drained.done():  # its waiter was cancelled
         return
-    if idle == _IDLE_ITERATIONS or turns == _LOOP_ITERATIONS:
-        turned.set_result(None)
+    if idle == _IDLE_ITERATIONS or iterations == _LOOP_ITERATIONS:
+        drained.set_result(None)
     else:
-        loop.call_soon(_turn, loop, turned, turns + 1, idle)
+        loop.call_soon(_drain_callbacks, loop, drained, iterations + 1, idle)
 
 
 class CallBarrier:

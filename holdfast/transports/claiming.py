@@ -65,9 +65,9 @@ class Claiming:
 
     async def _rounds(self) -> None:
         many = promoted = False
-        for turn in range(_ROUNDS):
-            deliveries = await self._receive(many=many, first=turn == 0)
-            if turn and not deliveries and not promoted:
+        for number in range(_ROUNDS):
+            deliveries = await self._receive(many=many, first=number == 0)
+            if number and not deliveries and not promoted:
                 return
             discarded, paused = self._discarded, self._session.paused
             await self._claim(deliveries)

@@ -1,4 +1,4 @@
-"""Claims of delivered jobs and of jobs under limits, which come from the store; both kinds take turns."""
+"""Claims of delivered jobs and of jobs under limits, which come from the store; claims alternate between both kinds."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class LimitedClaiming:
         queries: TransportQueries,
         session: TransportSession,
         in_flight: DeliveryLedger,
-        turns: TransportAlternation,
+        alternation: TransportAlternation,
     ) -> None:
         self._queries = queries
         self._session = session
         self._in_flight = in_flight
-        self._turns = turns
+        self._alternation = alternation
 
     async def run(self, request: ClaimRequest) -> Claim:
         """Claims jobs. Raises Away if the transport is away and no job was claimed."""
-        limited_first = self._turns.is_first
+        limited_first = self._alternation.is_first
         limited = await self._queries.claim_limited(request) if limited_first else None
         if limited is not None and limited.jobs:
-            self._turns.is_first = False
+            self._alternation.is_first = False
             if len(limited.jobs) >= request.limit:
                 return limited
         rest = request if limited is None else reduce_request(request, limited.jobs, are_limited=True)
@@ -53,8 +53,8 @@ class LimitedClaiming:
             if limited is None or not limited.jobs:  # else the leases of the claimed jobs would be lost
                 raise
             return limited
-        if delivered.jobs and self._turns.is_first == limited_first:
-            self._turns.is_first = True
+        if delivered.jobs and self._alternation.is_first == limited_first:
+            self._alternation.is_first = True
         if limited is None and len(delivered.jobs) < request.limit:
             try:
                 limited = await self._queries.claim_limited(reduce_request(request, delivered.jobs, are_limited=False))

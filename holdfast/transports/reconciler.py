@@ -66,7 +66,7 @@ class Reconciler:
             await session.call_transport(session.transport.sync_dead_letters(queue, dead))
 
     async def sync_next_lists(self) -> None:
-        """Syncs the next dead-letter lists, in turn."""
+        """Syncs the next dead-letter lists, round robin."""
         session = self._session
         queues = sorted(
             {*await self._queries.dead_queues(), *await session.call_transport(session.transport.dead_letter_queues())}

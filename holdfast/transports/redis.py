@@ -238,7 +238,7 @@ class BlockingReader:
 
 
 def deliveries_of(flat: Sequence[bytes]) -> list[Delivery]:
-    """QUEUE, RECEIPT, ID by turns."""
+    """QUEUE, RECEIPT, ID, repeated."""
     texts = [text_of(each) for each in flat]
     return [
         Delivery(job_id, queue, receipt)

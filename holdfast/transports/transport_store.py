@@ -172,8 +172,8 @@ class TransportQueueing(ForwardingQueueing):
             await session.stop_listening()
             session.capacity = request.capacity
             with suppress(Away):
-                turns = self._transport.turns
-                return await LimitedClaiming(self._queries, session, self._in_flight, turns).run(request)
+                alternation = self._transport.alternation
+                return await LimitedClaiming(self._queries, session, self._in_flight, alternation).run(request)
         return await self._inner.claim(request)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
@@ -399,7 +399,7 @@ class _OpenTransport:
         self.queries = queries
         self.session = session
         self.in_flight = in_flight
-        self.turns = TransportAlternation()
+        self.alternation = TransportAlternation()
         self.reconciler = Reconciler(queries, session)
         self._touching: asyncio.Task[None] | None = None
 

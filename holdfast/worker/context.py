@@ -157,7 +157,7 @@ class WorkerContext:
 
     def wake_runners(self) -> None:
         """Wakes up to two idle runners if jobs are buffered. A runner does so again each time its handler awaits
-        something, so all wake within a few turns of the loop. While handlers never await, more runners would only
+        something, so all wake within a few iterations of the loop. While handlers never await, more runners would only
         starve the fetcher and the settler."""
         for _ in range(min(2, len(self.buffer), len(self.idle_runners))):
             runner = self.idle_runners.popleft()

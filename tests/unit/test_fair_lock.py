@@ -40,14 +40,14 @@ def test_frozen_process_delays_another_once(
     frozen = take(path + name)
     monkeypatch.setattr(writer, "_SKIP_FOR", 600.0)
     monkeypatch.setattr(writer, "LOCK_TIMEOUT", 0.01)
-    fair_lock.acquire_turn()
-    fair_lock.release_turn()
+    fair_lock.acquire_lock()
+    fair_lock.release_lock()
     monkeypatch.setattr(writer, "LOCK_TIMEOUT", 30.0)
 
     began = time.monotonic()
     for _ in range(2):
-        fair_lock.acquire_turn()
-        fair_lock.release_turn()
+        fair_lock.acquire_lock()
+        fair_lock.release_lock()
 
     assert time.monotonic() - began < 15
     os.close(frozen)
@@ -61,10 +61,10 @@ def test_interrupted_wait_keeps_no_file(fair_lock: FairLock, path: str, monkeypa
 
     monkeypatch.setattr(time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        fair_lock.acquire_turn()
+        fair_lock.acquire_lock()
     os.close(writes)
 
     for name in ("-turn", "-lock"):
         os.close(take(path + name))
-    fair_lock.acquire_turn()
-    fair_lock.release_turn()
+    fair_lock.acquire_lock()
+    fair_lock.release_lock()

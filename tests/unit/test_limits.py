@@ -19,8 +19,8 @@ from holdfast.core.limit_options import (
     parse_values,
 )
 from holdfast.core.limits import (
-    KEEPS_TURN,
-    MAX_KEPT,
+    KEEPS_START_TAG,
+    MAX_KEPT_START_TAGS,
     MAX_WEIGHT,
     SEPARATOR,
     Admission,
@@ -112,15 +112,15 @@ def test_admission_takes_from_every_bucket_or_from_none() -> None:
     partition = SEPARATOR.join(["many", "rate"])
     assert decide.admit(partition) == 5 * SECOND
     assert decide.changed == set()
-    assert [decide.admit("many"), decide.admit("many"), decide.admit("many")] == [None, None, KEEPS_TURN]
+    assert [decide.admit("many"), decide.admit("many"), decide.admit("many")] == [None, None, KEEPS_START_TAG]
 
 
 def test_weight_above_the_concurrency_needs_the_whole_limit() -> None:
     limit = limit_of(concurrency=3)
-    assert admission(limit, used={"crm": 1}).admit("crm", "[100]") == KEEPS_TURN
+    assert admission(limit, used={"crm": 1}).admit("crm", "[100]") == KEEPS_START_TAG
     decide = admission(limit)
     assert decide.admit("crm", "[100]") is None
-    assert decide.admit("crm") == KEEPS_TURN
+    assert decide.admit("crm") == KEEPS_START_TAG
 
 
 def test_partition_of_a_removed_limit_is_admitted() -> None:
@@ -131,22 +131,26 @@ def test_partition_of_a_removed_limit_is_admitted() -> None:
 
 def test_heavy_job_reserves_room_from_lighter_ones() -> None:
     decide = admission(limit_of("all", concurrency=4), limit_of("other", concurrency=4), used={"all": 1})
-    assert decide.admit("all", "[4]") == KEEPS_TURN
-    assert [decide.admit("all"), decide.admit("all", "[2]"), decide.admit("other")] == [KEEPS_TURN, KEEPS_TURN, None]
+    assert decide.admit("all", "[4]") == KEEPS_START_TAG
+    assert [decide.admit("all"), decide.admit("all", "[2]"), decide.admit("other")] == [
+        KEEPS_START_TAG,
+        KEEPS_START_TAG,
+        None,
+    ]
 
 
 def test_job_of_a_full_bucket_reserves_nothing() -> None:
     limits = limit_of("all", concurrency=4), limit_of("own", queue="q", by="args.t", concurrency=1)
     decide = admission(*limits, used={"all": 1, "own=a": 1})
-    assert decide.admit(SEPARATOR.join(["all", "own=a"]), "[4, 1]") == KEEPS_TURN
+    assert decide.admit(SEPARATOR.join(["all", "own=a"]), "[4, 1]") == KEEPS_START_TAG
     assert decide.admit(SEPARATOR.join(["all", "own=b"]), None) is None
 
 
 def test_heavy_job_reserves_in_its_keys_first() -> None:
     limits = limit_of("all", concurrency=4), limit_of("own", queue="q", by="args.t", concurrency=4)
     decide = admission(*limits, used={"all": 2, "own=a": 2})
-    assert decide.admit(SEPARATOR.join(["all", "own=a"]), "[4, 4]") == KEEPS_TURN
-    assert decide.admit(SEPARATOR.join(["all", "own=a"]), None) == KEEPS_TURN
+    assert decide.admit(SEPARATOR.join(["all", "own=a"]), "[4, 4]") == KEEPS_START_TAG
+    assert decide.admit(SEPARATOR.join(["all", "own=a"]), None) == KEEPS_START_TAG
     assert decide.admit(SEPARATOR.join(["all", "own=b"]), None) is None
 
 
@@ -154,17 +158,17 @@ def test_heavy_job_without_tokens_keeps_its_turn() -> None:
     states = {"all": BucketState(full_at_us=2 * SECOND)}
     decide = admission(limit_of("all", rate=1, burst=4), limit_of("k", concurrency=9), **states)
     both = SEPARATOR.join(["all", "k"])
-    assert (decide.admit(both, "[4, 1]"), decide.due_us) == (KEEPS_TURN, 2 * SECOND)
+    assert (decide.admit(both, "[4, 1]"), decide.due_us) == (KEEPS_START_TAG, 2 * SECOND)
     assert decide.admit(both) == 3 * SECOND  # once the heavy one has taken its tokens
     assert decide.changed == set()
 
 
-def test_few_heavy_jobs_without_tokens_of_a_key_keep_their_turns() -> None:
+def test_few_heavy_jobs_without_tokens_of_a_key_keep_their_start_tags() -> None:
     limits = limit_of("own", by="args.t", rate=1, burst=4), limit_of("k", concurrency=9)
-    names = [f"own={number}" for number in range(MAX_KEPT + 5)]
+    names = [f"own={number}" for number in range(MAX_KEPT_START_TAGS + 5)]
     decide = admission(*limits, **dict.fromkeys(names, BucketState(full_at_us=2 * SECOND)))
     answers = [decide.admit(SEPARATOR.join(["k", name]), "[1, 4]") for name in names]
-    assert answers == [KEEPS_TURN] * MAX_KEPT + [2 * SECOND] * 5
+    assert answers == [KEEPS_START_TAG] * MAX_KEPT_START_TAGS + [2 * SECOND] * 5
 
 
 @given(weights=st.lists(st.integers(1, 6), max_size=40), concurrency=st.integers(1, 9))

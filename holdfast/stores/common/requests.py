@@ -144,7 +144,7 @@ class SelectionAdmin(ABC):
     async def _replay(
         self, chosen: Chosen, *, force: bool, payload: str | None, from_step: int | None, pace: ReplayRate
     ) -> BulkResult:
-        """Back to queued with all attempts, or to scheduled where its turn comes later."""
+        """Back to queued with all attempts, or to scheduled where it is due later."""
 
     @abstractmethod
     async def _delete(self, chosen: Chosen) -> BulkResult:

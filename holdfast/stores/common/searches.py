@@ -46,7 +46,7 @@ def is_unsuccessful(where: JobFilter) -> bool:
 
 
 def costs_its_page(where: JobFilter) -> bool:
-    """Returns True if a search reads nothing but its page of matches: it needs no turn among the searches."""
+    """Returns True if a search reads nothing but its page of matches: it takes no slot of the searches."""
     return where == JobFilter(states=where.states) and (not where.states or is_unsuccessful(where))
 
 

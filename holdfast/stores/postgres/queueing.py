@@ -176,7 +176,7 @@ class PostgresQueueing:
             await self._claim_from(claiming, untried)
 
     def _order(self, claiming: PostgresClaimBuilder) -> list[str]:
-        """The queues to try in the order of their turn: those named, and after them all others for the wildcard."""
+        """Returns the queues to try, round robin: those named, and after them all others for the wildcard."""
         named = sorted(queue for queue in claiming.capacity if queue != EVERY_QUEUE)
         others = []
         if EVERY_QUEUE in claiming.capacity:

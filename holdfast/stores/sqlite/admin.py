@@ -65,7 +65,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         ids = self._standing(transaction, chosen)
         connection = transaction.connection
         free = self._with_unique_keys(transaction, ids, force=force)
-        # One that is not free leaves its turn unused.
+        # One that is not free leaves its instant unused.
         values = {
             "ids": as_json(each if each in free else None for each in ids),
             "force": int(force),

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from holdfast.core.limits import (
-    KEEPS_TURN,
-    TURN,
+    KEEPS_START_TAG,
+    START_TAG_STEP,
     Admission,
     Assigned,
     BucketState,
@@ -249,7 +249,7 @@ class LimitedClaim:
                 break
             if self._has_states:
                 self._load_states(partition)
-            step = TURN // self._table.share_of(partition)
+            step = START_TAG_STEP // self._table.share_of(partition)
             chosen += start_tags.serve(partition, step, self._admission.admit, max_jobs - len(chosen))
         start_tags.save_changes()
         self._save_buckets()
@@ -279,7 +279,7 @@ class LimitedClaim:
 
     @property
     def due_us(self) -> int | None:
-        """When the first of the heavy jobs that keep their turns has its tokens."""
+        """When the first heavy job of a partition that keeps its start tag has its tokens."""
         return self._admission.due_us
 
     def _load_states(self, partition: str) -> None:
@@ -358,7 +358,7 @@ class _StartTags:
         if rows:
             self._virtual_time = max(self._virtual_time, start_tag - step)
             self._moved[partition] = start_tag
-        if blocked_until is not None and blocked_until != KEEPS_TURN:
+        if blocked_until is not None and blocked_until != KEEPS_START_TAG:
             self._block_partition(partition, start_tag, blocked_until)
         return rows
 

@@ -112,17 +112,17 @@ _STEPS = 100_000  # of SQLite's machine, some milliseconds, between looks at the
 
 
 class Reader:
-    """A reading connection that threads take turns on."""
+    """A reading connection that the threads of a process share, one at a time."""
 
     def __init__(self, path: str, connection: sqlite3.Connection, identity: FileIdentity) -> None:
         self._path = path
         self._connection = connection
         self._identity = identity
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def run_search(self, search: Callable[[sqlite3.Connection], T]) -> T:
         """Returns the result of ``search``."""
-        with self._turn, translate_errors(self._path):
+        with self._lock, translate_errors(self._path):
             self._identity.check_files()
             return search(self._connection)
 

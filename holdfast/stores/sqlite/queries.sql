@@ -270,7 +270,7 @@ where seq = :seq
 returning id, has_dependents;
 
 -- own: begin_writing
--- Changes nothing, but waits for the turn to write.
+-- Changes nothing, but waits for the write lock.
 update holdfast_queue set paused = paused where false;
 
 -- name: complete

@@ -181,7 +181,7 @@ class SqliteQueueing(LimitedFamily):
         )
 
     def _take_unlimited(self, taken: SqliteClaimBuilder, capacity: Mapping[str, int], paused: set[str]) -> None:
-        for queue in self._in_turn(taken.connection, capacity, paused, taken):
+        for queue in self._round_robin(taken.connection, capacity, paused, taken):
             taken.take_ready(queue)
 
     def _take_with_limits(
@@ -192,8 +192,8 @@ class SqliteQueueing(LimitedFamily):
         capacity: Mapping[str, int],
         paused: set[str],
     ) -> int | None:
-        """Takes jobs with and without limits; claim by claim, the other kind comes first. Returns when a heavy job that
-        keeps its turn has its tokens."""
+        """Takes jobs with and without limits; claims alternate between the two. Returns when the first heavy job of a
+        partition that keeps its start tag has its tokens."""
         start = bisect_right(limited, self._last_limited)
         ordered = [*limited[start:], *limited[:start]]
         claim = LimitedClaim(taken.connection, self._sql, table, taken.now_us)
@@ -211,10 +211,10 @@ class SqliteQueueing(LimitedFamily):
             self._limited_first = not taken.began_limited
         return claim.due_us
 
-    def _in_turn(
+    def _round_robin(
         self, connection: sqlite3.Connection, capacity: Mapping[str, int], paused: set[str], taken: SqliteClaimBuilder
     ) -> Iterator[str]:
-        """Each queue that is wanted and not paused, until the claim is full."""
+        """Yields each wanted queue that is not paused, round robin, until the claim is full."""
         named = sorted(queue for queue in capacity if queue != EVERY_QUEUE and queue not in paused)
         start = bisect_right(named, self._last_named)
         for queue in named[start:] + named[:start]:

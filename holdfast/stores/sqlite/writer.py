@@ -1,4 +1,4 @@
-"""The writer: group commit, in turn with other processes, checkpoints included.
+"""The writer: group commit under a fair lock among processes, checkpoints included.
 
 Callers with an event loop hand an operation to the writer's thread; what has gathered while the last commit was under
 way shares the next transaction. Callers without one write in their own thread: a hop to another would cost more than
@@ -112,7 +112,7 @@ class Writer:
         self.connection = connect(path)
         self._lock = bare_connection(path, timeout=0.0, shared=True)  # holds the write lock while the log is copied
         self._fair_lock = FairLock(path)
-        self._own = threading.Lock()  # the connection is one: this process's threads take turns on it
+        self._own = threading.Lock()  # the connection is one: this process's threads share it, one at a time
         self._starting = threading.Lock()  # not the one above: that is held for as long as another program writes
         self._pending: queue.SimpleQueue[_PendingChange[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -122,7 +122,7 @@ class Writer:
 
     # ── callers ───────────────────────────────────────────────────────────────────────────────────────────────
     async def call(self, operation: Operation[T], precheck: Precheck[T] | None = None) -> T:
-        """Run ``operation`` in a transaction. ``precheck`` may answer from a reader first, sparing everyone a turn."""
+        """Runs ``operation`` in a transaction. ``precheck`` may answer from a reader first, without the write lock."""
         loop = running_loop()
         if loop is None:
             return self.write(operation, precheck)
@@ -252,10 +252,10 @@ class Writer:
         return transaction
 
     def _transact(self, operation: Operation[T]) -> tuple[Transaction, T]:
-        """Runs one transaction in turn with all other writers, and the checkpoint that may be due after it."""
+        """Runs one transaction under the fair lock, and the checkpoint that may be due after it."""
         connection = self.connection
         self._locked_out = True
-        self._fair_lock.acquire_turn()
+        self._fair_lock.acquire_lock()
         try:
             self._identity.check_files()
             connection.execute("begin immediate")
@@ -278,7 +278,7 @@ class Writer:
             raise Unavailable(f"{self._path} cannot be used right now: {error}") from error
         finally:
             self._locked_out = False
-            self._fair_lock.release_turn()
+            self._fair_lock.release_lock()
 
     def _checkpoint_if_due(self) -> None:
         """Copy the log into the file once it is long, whichever programs wrote it.
@@ -351,39 +351,39 @@ _PAUSES = (0.00005, 0.0001, 0.0002, 0.0005)  # seconds between looks: short at f
 
 
 class FairLock:
-    """Two lock files beside the database, and a lock among this process's threads."""
+    """Two lock files beside the database, of the writer and of the next in line, and a lock among threads."""
 
     def __init__(self, path: str) -> None:
         self._threads = threading.Lock()
-        self._turn = _open(path + "-turn")
-        self._lock = _open(path + "-lock")
+        self._next_lock = _open(path + "-turn")
+        self._writer_lock = _open(path + "-lock")
         # Empty once they are closed: another file may have their numbers then.
-        self._files: tuple[int, ...] = (self._turn, self._lock)
+        self._files: tuple[int, ...] = (self._next_lock, self._writer_lock)
         self._locked = False
         self._skip_until = 0.0  # a process is frozen here: until then none waits behind it again
 
-    def acquire_turn(self) -> None:
-        """Return when it is this thread's turn; ``release_turn`` must follow."""
+    def acquire_lock(self) -> None:
+        """Returns once this thread may write; ``release_lock`` must follow."""
         self._threads.acquire()
         try:
             now = time.monotonic()
             deadline = now if now < self._skip_until else now + LOCK_TIMEOUT
-            turn = _take(self._turn, deadline)
-            self._locked = _take(self._lock, deadline)
-            self._skip_until = 0.0 if turn and self._locked else time.monotonic() + _SKIP_FOR
-            if turn:
-                fcntl.flock(self._turn, fcntl.LOCK_UN)
+            is_next = _take(self._next_lock, deadline)
+            self._locked = _take(self._writer_lock, deadline)
+            self._skip_until = 0.0 if is_next and self._locked else time.monotonic() + _SKIP_FOR
+            if is_next:
+                fcntl.flock(self._next_lock, fcntl.LOCK_UN)
         except BaseException:  # an interrupt from the keyboard, while it has either file
             with suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
-                fcntl.flock(self._turn, fcntl.LOCK_UN)
+                fcntl.flock(self._writer_lock, fcntl.LOCK_UN)
+                fcntl.flock(self._next_lock, fcntl.LOCK_UN)
             self._threads.release()
             raise
 
-    def release_turn(self) -> None:
-        """The turn is over."""
+    def release_lock(self) -> None:
+        """Lets the next writer go on."""
         if self._locked:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            fcntl.flock(self._writer_lock, fcntl.LOCK_UN)
         self._threads.release()
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ end)
 
 -- name: receive
 -- LIMIT, the listed and the unlisted queue served last, the number of paused queues and their names, then pairs of QUEUE
--- and SLOTS. Takes at most the slots of each listed queue, in turn, then those of `*`, which unlisted queues share, in turn
+-- and SLOTS. Takes at most the slots of each listed queue, round robin, then those of `*`, which unlisted queues share, round robin
 -- too. Returns triples of QUEUE, RECEIPT, ID.
 local remaining, last_listed, last_unlisted = tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local first = 6 + tonumber(ARGV[5])
@@ -137,7 +137,7 @@ if wildcard_slots > 0 then
     end
 end
 
-local function take_in_turn(queues, last_served)
+local function take_round_robin(queues, last_served)
     table.sort(queues)
     local start = 1
     while queues[start] and queues[start] <= last_served do
@@ -158,8 +158,8 @@ local function take_in_turn(queues, last_served)
     end
 end
 
-take_in_turn(listed, last_listed)
-take_in_turn(unlisted, last_unlisted)
+take_round_robin(listed, last_listed)
+take_round_robin(unlisted, last_unlisted)
 return found
 
 -- name: maintain

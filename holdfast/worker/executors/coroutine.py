@@ -1,8 +1,8 @@
 """Async handlers: driven inside the runner's task, each with its own context variables.
 
-A task object per job would cost 5 µs, and its cancellation another turn of the loop. Here the awaiting task steps the
-handler's coroutine. ``asyncio.current_task()``, ``asyncio.timeout``, task groups and cancellation work in the handler
-as if it were awaited.
+A task object per job would cost 5 µs, and its cancellation another iteration of the loop. Here the awaiting task steps
+the handler's coroutine. ``asyncio.current_task()``, ``asyncio.timeout``, task groups and cancellation work in the
+handler as if it were awaited.
 """
 
 from __future__ import annotations

@@ -464,7 +464,7 @@ local function read_claimable(id)
     local spec = job and parse_spec(job.spec_text or '')
     if not spec or paused[spec.queue] or spec.is_limited or has_limit[spec.queue]
         or tier_of(job.lost_leases) > max_tier then
-        return nil -- jobs under limits are claimed in the turn of their partition
+        return nil -- jobs under limits are claimed by claim_limited, in the order of start tags
     end
     local is_delayed = job.state == 'scheduled' or job.state == 'failed' or job.state == 'waiting'
     local is_due = is_delayed and ARGV[8] == '1' and to_number(job.run_at) <= now

@@ -183,12 +183,12 @@ class JobEditing(TaskRegistration):
         if job.state not in TERMINAL or job.task == BATCH_TASK:
             advice = "it is a batch" if job.task == BATCH_TASK else f"it is {job.state}; wait for its end, or cancel it"
             raise Conflict(f"job {job.id} cannot be forked: {advice}")
-        kept: tuple[Step, ...] = ()
+        retained: tuple[Step, ...] = ()
         if from_step is not None:
             record = await (await self.open_store()).workflow.read_steps(job.id)
             number = find_step(job.id, record, from_step)
-            kept = tuple(step for step in record if step.number < number and step.name != CHILDREN)
-            if failed := find_encrypted({step.name: step.result for step in kept}):
+            retained = tuple(step for step in record if step.number < number and step.name != CHILDREN)
+            if failed := find_encrypted({step.name: step.result for step in retained}):
                 raise DecryptionFailed(f"job {job.id} cannot be forked: {failed.error}")
         options = job.options_or_default
         fork = NewJob(
@@ -200,7 +200,7 @@ class JobEditing(TaskRegistration):
             priority=job.priority,
             max_attempts=job.max_attempts,
             options=replace(options, unique=None, batch=None, forks=job.id, traceparent=None, tracestate=None),
-            record=kept,
+            record=retained,
         )
         return await self.submit(fork)
 

@@ -103,8 +103,8 @@ def _failed(what: str, error: BaseException) -> str:
 
 
 def _keep_user_frames(trace: traceback.TracebackException) -> None:
-    kept = [frame for frame in trace.stack if not _is_machinery(frame.filename)]
-    trace.stack = traceback.StackSummary.from_list(kept)
+    user_frames = [frame for frame in trace.stack if not _is_machinery(frame.filename)]
+    trace.stack = traceback.StackSummary.from_list(user_frames)
     for linked in (trace.__cause__, trace.__context__):
         if linked is not None:
             _keep_user_frames(linked)

@@ -39,8 +39,8 @@ class HistoryInterval(StrEnum):
         return 60_000_000 if self is HistoryInterval.MINUTE else 3_600_000_000
 
     @property
-    def kept_us(self) -> int:
-        """Microseconds for which its counts are kept: 6 hours of minutes, 31 days of hours."""
+    def retention_us(self) -> int:
+        """Retention of its counts in microseconds: 6 hours of minutes, 31 days of hours."""
         return (6 if self is HistoryInterval.MINUTE else 31 * 24) * 3_600_000_000
 
     def floor_us(self, instant_us: int) -> int:
@@ -100,7 +100,7 @@ class History(msgspec.Struct, frozen=True):
 def choose_interval(span: timedelta) -> HistoryInterval:
     """Returns the interval for so long a history: minutes up to 6 h, hours up to 31 d. Invalid: longer, or nothing."""
     for interval in HistoryInterval:
-        if _SHORTEST <= span <= timedelta(microseconds=interval.kept_us):
+        if _SHORTEST <= span <= timedelta(microseconds=interval.retention_us):
             return interval
     raise Invalid("since", format_duration(span), "give a span from 5m to 31d: by minutes up to 6h, then by hours")
 

@@ -104,10 +104,10 @@ def check_tags(tags: Iterable[object], field: str = "tags") -> tuple[str, ...]:
         raise Invalid(field, tags, f"give a list of tags: [{tags!r}]")
     if not isinstance(tags, Iterable):
         raise Invalid(field, tags, "give a list of tags")
-    kept = tuple(dict.fromkeys(check_tag(tag, field) for tag in tags))
-    if len(kept) > TAGS_LIMIT:
-        raise Invalid(field, f"{len(kept)} tags", f"give at most {TAGS_LIMIT}")
-    return kept
+    unique = tuple(dict.fromkeys(check_tag(tag, field) for tag in tags))
+    if len(unique) > TAGS_LIMIT:
+        raise Invalid(field, f"{len(unique)} tags", f"give at most {TAGS_LIMIT}")
+    return unique
 
 
 def _check_text(field: str, text: object, limit: int) -> str:

@@ -16,7 +16,7 @@ MAX_SIGNALS = 10_000
 MAX_SIGNAL_ID = 512
 """Characters of the id of a signal."""
 
-SIGNALS_KEPT = timedelta(days=30)
+SIGNAL_RETENTION = timedelta(days=30)
 """Time for which a signal is kept: until then its id is known, and a job may receive it."""
 
 

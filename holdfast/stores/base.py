@@ -100,7 +100,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
 
 
 class Queueing(Protocol):
-    """The path of every job: submitted, claimed, kept by heartbeats, settled."""
+    """The path of every job: submitted, claimed, lease renewed by heartbeats, settled."""
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store the jobs in one transaction and wake their queues' workers after it.
@@ -127,7 +127,7 @@ class Queueing(Protocol):
         """Register the worker, extend its live leases, and return the status of each."""
 
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
-        """Keep log lines with their jobs, each record under its lease; returns for each whether it was kept.
+        """Store log lines with their jobs, each record under its lease; returns for each whether it was stored.
 
         Refused: the lease is not the job's any more, or has expired. One under which the job succeeded still stands. A
         line that is there already, by lease and number, stays as it is: a call whose answer was lost may be repeated.
@@ -359,7 +359,7 @@ class Workflow(Protocol):
     """
 
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
-        """Keep steps, each under its lease, in one transaction; returns for each whether it is kept.
+        """Store steps, each under its lease, in one transaction; returns for each whether it is stored.
 
         Refused: the lease is lost. A step that is there already stays: a call whose answer was lost may be repeated. A
         value (number 0) replaces an earlier one; at most one of each name in a call.
@@ -381,7 +381,7 @@ class Workflow(Protocol):
         """Record a signal as the step of its receiver, or keep it until there is one.
 
         The receiver is the job that has waited longest for the topic, and runs or waits under the lease with which it
-        became one. In state ``waiting`` it is due at once. The id is known for ``SIGNALS_KEPT``. Conflict if
+        became one. In state ``waiting`` it is due at once. The id is known for ``SIGNAL_RETENTION``. Conflict if
         ``MAX_SIGNALS`` of the topic are kept.
         """
 

@@ -394,9 +394,9 @@ def find_difference(sent: Any, received: Any, path: str = "", depth: int = 0) ->
         return EncodingProblem(path, "a value that " + _DEEPER, f"nest at most {DEPTH_LIMIT} levels")
     if isinstance(sent, dict) and isinstance(received, dict):
         missing = _first(_fault_of_key(key, path, Strictness.STRICT) for key in sent if key not in received)
-        kept = (key for key in sent if key in received)
+        common = (key for key in sent if key in received)
         return missing or _first(
-            find_difference(sent[key], received[key], path + path_step(key), depth + 1) for key in kept
+            find_difference(sent[key], received[key], path + path_step(key), depth + 1) for key in common
         )
     if isinstance(sent, list | tuple) and isinstance(received, list | tuple) and len(sent) == len(received):
         pairs = enumerate(zip(sent, received, strict=True))

@@ -181,16 +181,16 @@ class TransportSession:
         """Takes all buffered deliveries: those to claim, and those to give back."""
         buffered, self.buffered, self.notifications = self.buffered, [], False
         remaining, slots = limit, dict(capacity)
-        kept: list[Delivery] = []
+        to_claim: list[Delivery] = []
         rest: list[Delivery] = []
         for each in buffered:
             name = each.queue if each.queue in capacity else EVERY_QUEUE
             if remaining > 0 and slots.get(name, 0) > 0 and each.queue not in self.paused:
                 remaining, slots[name] = remaining - 1, slots[name] - 1
-                kept.append(each)
+                to_claim.append(each)
             else:
                 rest.append(each)
-        return kept, rest
+        return to_claim, rest
 
     async def return_deliveries(self) -> None:
         """Gives back the buffered deliveries."""

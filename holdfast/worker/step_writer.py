@@ -144,7 +144,7 @@ class StepWriter:
     async def _write_batch(self, batch: list[_Pending]) -> None:
         try:
             fault_point("step.before")
-            kept = await self._store.workflow.save_steps([step for step, _ in batch])
+            are_saved = await self._store.workflow.save_steps([step for step, _ in batch])
             fault_point("step.after")
         except (Unavailable, ConfigError) as error:
             self._pending[:0] = [each for each in batch if not each[1].done()]  # the others were interrupted
@@ -158,7 +158,7 @@ class StepWriter:
         else:
             self._backoff.reset()
             if self._events.has_subscriber(StepsRecorded):
-                self._events.emit(StepsRecorded(count=sum(kept)))
-            for (_, saved), is_kept in zip(batch, kept, strict=True):
+                self._events.emit(StepsRecorded(count=sum(are_saved)))
+            for (_, saved), is_saved in zip(batch, are_saved, strict=True):
                 if not saved.done():
-                    saved.set_result(is_kept)
+                    saved.set_result(is_saved)

@@ -117,9 +117,9 @@ async def test_history_outlives_its_jobs_and_ends_itself(store: Store, clock: Ma
     await count_all(store)
     await store.maintenance.prune({JobState.SUCCEEDED: timedelta(0)}, limit=10)
     assert await count_total(store, clock) == 1
-    clock.advance(HistoryInterval.MINUTE.kept_us / 1e6 + 60)
+    clock.advance(HistoryInterval.MINUTE.retention_us / 1e6 + 60)
     await count_all(store)
-    since = clock() - HistoryInterval.HOUR.kept_us
+    since = clock() - HistoryInterval.HOUR.retention_us
     assert await store.query.read_history(since, HistoryInterval.MINUTE) == []
     assert [row.number for row in await store.query.read_history(since, HistoryInterval.HOUR)] == [1]
 

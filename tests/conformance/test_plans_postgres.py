@@ -90,7 +90,7 @@ CASES = [
     Case("history_until", ("job_ended(state, ended_at)",), HISTORY),
     Case("history_add", ("job_ended(state, ended_at)",), HISTORY),
     Case("history_move", ("history_pkey(length)",), HISTORY),
-    Case("prune_history", ("history_pkey(length, start)",), {"length": 60_000_000, "kept": 20_000 - BATCH}),
+    Case("prune_history", ("history_pkey(length, start)",), {"length": 60_000_000, "retention": 20_000 - BATCH}),
     Case("history", ("history_pkey(length, start)",), {"length": 60_000_000, "since": NOW - BATCH}),
     Case("prune_jobs", ("job_ended(state, ended_at)",), {"span": ROWS // 2}),
     Case(

@@ -12,7 +12,7 @@ from holdfast.core.errors import Conflict
 from holdfast.core.ids import new_id
 from holdfast.core.models import Job, JobState, Lease, Reason
 from holdfast.core.steps import NewStep
-from holdfast.core.waits import SIGNALS_KEPT, SentSignal, Signal, SignalReceipt, SignalWait
+from holdfast.core.waits import SIGNAL_RETENTION, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, WORKER, Opener, claim, lose, put, running, settle, state_of, stored, take
 
@@ -335,9 +335,9 @@ async def test_old_signals_are_pruned(store: Store, clock: ManualClock) -> None:
     job = await running(store)
     await send(store, topic="other", signal_id="received")
     await receive(store, job, "other", step="other")
-    clock.advance(SIGNALS_KEPT.total_seconds() / 2)
+    clock.advance(SIGNAL_RETENTION.total_seconds() / 2)
     await send(store, "2", signal_id="young")
-    clock.advance(SIGNALS_KEPT.total_seconds() / 2 + 1)
+    clock.advance(SIGNAL_RETENTION.total_seconds() / 2 + 1)
     await store.maintenance.prune({}, limit=100)
     assert [each.id for each in await store.workflow.read_signals()] == ["young"]
     for signal_id in ("old", "received"):

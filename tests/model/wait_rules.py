@@ -17,7 +17,7 @@ from holdfast.core.lifecycle import Outcome, Suspended
 from holdfast.core.models import TERMINAL, JobState, Lease, NewJob, Reason, Step
 from holdfast.core.steps import NewStep
 from holdfast.core.waits import (
-    SIGNALS_KEPT,
+    SIGNAL_RETENTION,
     JobWaits,
     KeptSignal,
     SentSignal,
@@ -203,7 +203,7 @@ class WaitRules(Machine):
     @rule()
     def forget_signals(self) -> None:
         """All of them are so old that they are pruned."""
-        self.clock.advance(SIGNALS_KEPT.total_seconds() + 1)
+        self.clock.advance(SIGNAL_RETENTION.total_seconds() + 1)
         self.call_family(lambda: self.store.maintenance.prune({}, limit=1000))
         self.model.signals.clear()
 

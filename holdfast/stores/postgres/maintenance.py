@@ -70,8 +70,8 @@ class PostgresMaintenance:
         await self._pool.fetch(self._sql["detach_expired_keys"], limit=limit, extra=SWEEP_TIME)
         await self._pool.fetch(self._sql["prune_keys"], limit=limit, extra=SWEEP_TIME)
         await self._pool.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra=SWEEP_TIME)
-        kept = span_us(waits.SIGNALS_KEPT)
-        await self._pool.fetch(self._sql["prune_signals"], span=kept, limit=limit, extra=SWEEP_TIME)
+        retention = span_us(waits.SIGNAL_RETENTION)
+        await self._pool.fetch(self._sql["prune_signals"], span=retention, limit=limit, extra=SWEEP_TIME)
         await self._pool.fetch(self._sql["prune_buckets"], at=self._pool.instant, limit=limit, extra=SWEEP_TIME)
         return pruned
 
@@ -107,7 +107,9 @@ class PostgresMaintenance:
             await fetch(self._sql["history_move"], until=until)
             for interval in HistoryInterval:
                 await fetch(
-                    self._sql["prune_history"], length=interval.length_us, kept=interval.kept_us + interval.length_us
+                    self._sql["prune_history"],
+                    length=interval.length_us,
+                    retention=interval.retention_us + interval.length_us,
                 )
             return bool(more)
 

@@ -697,7 +697,7 @@ select has_lease, result, time_left from holdfast.receive_signal(
     :at, :id, :claims, :worker, :step, :number, :by_handler, :topic, :timeout);
 
 -- own: send_signal
-select is_new, job_id, ready_queue, is_full from holdfast.send_signal(:at, :signal, :topic, :value, :max_kept);
+select is_new, job_id, ready_queue, is_full from holdfast.send_signal(:at, :signal, :topic, :value, :max_signals);
 
 -- name: signals
 select id, topic, value, sent_at from holdfast.signal
@@ -1489,7 +1489,7 @@ on conflict (length, start, queue, state) do update set number = h.number + excl
 update holdfast.history set number = :until where length = 0;
 
 -- name: prune_history
-delete from holdfast.history where (length, start) >= (:length, 0) and (length, start) < (:length, :now - :kept);
+delete from holdfast.history where (length, start) >= (:length, 0) and (length, start) < (:length, :now - :retention);
 
 -- name: history
 select start, queue, state, number, run_us / 1e6::float8, longest_us / 1e6::float8

@@ -469,8 +469,8 @@ class PostgresQueueing:
             return []
         possible = [each for each in records if is_id(each.lease.job_id)]
         if len(possible) < len(records):
-            kept = iter(await self.append_logs(possible))
-            return [is_id(each.lease.job_id) and next(kept) for each in records]
+            are_stored = iter(await self.append_logs(possible))
+            return [is_id(each.lease.job_id) and next(are_stored) for each in records]
         rows = await self._pool.fetch(self._sql["append_logs"], **record_columns(records))
         stored = {ordinal for (ordinal,) in rows}
         return [ordinal in stored for ordinal in range(1, len(records) + 1)]

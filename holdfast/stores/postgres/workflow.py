@@ -54,8 +54,8 @@ class PostgresWorkflow:
         places.sort(key=lambda n: steps[n].lease.job_id)  # the order in which several rows are locked
         known = [steps[n] for n in places]
         if len(known) == 1:
-            is_kept = await self._save_one(known[0])
-            return [is_kept and n == places[0] for n in range(len(steps))]
+            is_saved = await self._save_one(known[0])
+            return [is_saved and n == places[0] for n in range(len(steps))]
         rows = await self._pool.fetch(
             self._sql["save_steps"],
             extra=extra_timeout(len(known), sum(len(step.result or "") for step in known)),
@@ -67,8 +67,8 @@ class PostgresWorkflow:
             names=[to_text(step.name) for step in known],
             results=[text_or_none(step.result) for step in known],
         )
-        kept = {places[ordinal - 1] for (ordinal,) in rows}
-        return [n in kept for n in range(len(steps))]
+        saved = {places[ordinal - 1] for (ordinal,) in rows}
+        return [n in saved for n in range(len(steps))]
 
     async def _save_one(self, step: NewStep) -> bool:
         rows = await self._pool.fetch(
@@ -122,7 +122,7 @@ class PostgresWorkflow:
             signal=to_text(signal.id),
             topic=to_text(signal.topic),
             value=to_text(signal.value),
-            max_kept=waits.MAX_SIGNALS,
+            max_signals=waits.MAX_SIGNALS,
         )
         if is_full:
             raise Conflict(waits.describe_full_topic(signal.topic))

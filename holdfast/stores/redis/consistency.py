@@ -59,8 +59,8 @@ class _Audit:
     def __init__(self, seen: NamespaceSnapshot) -> None:
         self._seen = seen
         self._names = seen.names
-        self.jobs = {job: kept for job, kept in seen.jobs.items() if kept is not None}
-        self._by_hand = {job for job, kept in seen.jobs.items() if kept is None}
+        self.jobs = {job: indexed for job, indexed in seen.jobs.items() if indexed is not None}
+        self._by_hand = {job for job, indexed in seen.jobs.items() if indexed is None}
         self._scheduled: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)  # by key, as it will be
 
     def _hash(self, name: str) -> Mapping[bytes, bytes]:
@@ -77,8 +77,8 @@ class _Audit:
     def sorted_sets(self) -> Iterator[RepairStep]:
         """Schedules, leases, quarantines, ends: each id where its state says, and nowhere else."""
         wanted: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)
-        for job, kept in self.jobs.items():
-            key, score = self._sorted_set_of(job, kept)
+        for job, indexed in self.jobs.items():
+            key, score = self._sorted_set_of(job, indexed)
             if key is not None:
                 wanted[key][job] = score
         self._scheduled = wanted
@@ -100,17 +100,17 @@ class _Audit:
         exact = (names.leases, names("ended:dead"), names("ended:cancelled"))
         return key in exact or key.startswith(names("quarantine:")) or names.is_schedule(key)
 
-    def _sorted_set_of(self, job: bytes, kept: IndexedJob) -> tuple[bytes | None, int]:
+    def _sorted_set_of(self, job: bytes, indexed: IndexedJob) -> tuple[bytes | None, int]:
         """The sorted set a job belongs to, if any, and its score there."""
         names = self._names
-        if kept.state == b"running":  # a lease that is lost has run out: the next sweep finds it
+        if indexed.state == b"running":  # a lease that is lost has run out: the next sweep finds it
             return names.leases, self._seen.now
-        if kept.is_scheduled:
-            return names.schedule_of(kept.queue), kept.run_at
-        if kept.state in (b"dead", b"cancelled"):
-            return names("ended:" + kept.state.decode()), kept.ended
-        if kept.state == b"queued" and kept.lost_leases >= 2:
-            return names("quarantine:") + kept.queue, kept.run_at
+        if indexed.is_scheduled:
+            return names.schedule_of(indexed.queue), indexed.run_at
+        if indexed.state in (b"dead", b"cancelled"):
+            return names("ended:" + indexed.state.decode()), indexed.ended
+        if indexed.state == b"queued" and indexed.lost_leases >= 2:
+            return names("quarantine:") + indexed.queue, indexed.run_at
         return None, 0
 
     def ready_lists(self) -> Iterator[RepairStep]:
@@ -119,9 +119,9 @@ class _Audit:
             (key, job) for key, ids in self._seen.lists.items() if self._names.is_ready_list(key) for job in ids
         )
         ready = {
-            job: kept
-            for job, kept in self.jobs.items()
-            if kept.state == b"queued" and kept.lost_leases < 2 and kept.partition is None
+            job: indexed
+            for job, indexed in self.jobs.items()
+            if indexed.state == b"queued" and indexed.lost_leases < 2 and indexed.partition is None
         }
         lost = [job for job in ready if not counts[self._list_of(job), job]]
         for job in sorted(lost, key=lambda job: (ready[job].run_at, ready[job].seq), reverse=True):
@@ -145,18 +145,18 @@ class _Audit:
     def check_successes(self) -> Iterator[RepairStep]:
         """The ends of successes are in a list; stale entries do no harm."""
         key = self._names("ended:succeeded")
-        there, kept_longer = set(self._seen.lists.get(key, ())), self._zset("kept:succeeded")
-        for job, kept in sorted(self.jobs.items(), key=lambda each: each[1].ended):
-            is_there = job in kept_longer or b"%d:%s" % (kept.ended, job) in there
-            if kept.state == b"succeeded" and not is_there:
-                yield RepairStep(BACK, ("RPUSH", key, b"%d:%s" % (kept.ended, job)))
+        there, retained = set(self._seen.lists.get(key, ())), self._zset("kept:succeeded")
+        for job, indexed in sorted(self.jobs.items(), key=lambda each: each[1].ended):
+            is_there = job in retained or b"%d:%s" % (indexed.ended, job) in there
+            if indexed.state == b"succeeded" and not is_there:
+                yield RepairStep(BACK, ("RPUSH", key, b"%d:%s" % (indexed.ended, job)))
 
     def check_index(self) -> Iterator[RepairStep]:
         """Each job at its own number of submission; one that has none, or another's, gets a new one."""
-        last = max([0, *(kept.seq for kept in self.jobs.values())])
+        last = max([0, *(indexed.seq for indexed in self.jobs.values())])
         taken: dict[int, bytes] = {}
-        for job, kept in self.jobs.items():
-            seq = kept.seq
+        for job, indexed in self.jobs.items():
+            seq = indexed.seq
             if not seq or taken.setdefault(seq, job) != job:
                 last = seq = last + 1
                 taken[seq] = job
@@ -190,20 +190,22 @@ class _Audit:
                 yield RepairStep(KEYED, ("HDEL", self._names("keys"), key))
             elif job not in self._seen.jobs and key not in self._zset("outlived"):
                 yield RepairStep(KEYED, ("ZADD", self._names("outlived"), int(until), key))
-        for job, kept in self.jobs.items():
-            if kept.key is None or (kept.key.startswith(KEY_PREFIX.encode()) and kept.state not in _NOT_STARTED):
+        for job, indexed in self.jobs.items():
+            if indexed.key is None or (
+                indexed.key.startswith(KEY_PREFIX.encode()) and indexed.state not in _NOT_STARTED
+            ):
                 continue  # another job may have had the unique key of one that was started, and be gone
-            if owned.get(kept.key, b"").partition(b" ")[2] not in self._seen.jobs:
-                yield RepairStep(KEYED, ("HSET", self._names("keys"), kept.key, b"0 " + job))
+            if owned.get(indexed.key, b"").partition(b" ")[2] not in self._seen.jobs:
+                yield RepairStep(KEYED, ("HSET", self._names("keys"), indexed.key, b"0 " + job))
 
     def check_expiries(self) -> Iterator[RepairStep]:
         """Each job that waits has its instant noted; what is noted of others goes when its instant has come."""
         key, noted = self._names("expiry"), self._zset("expiry")
         for job in noted.keys() - self.jobs.keys():
             yield RepairStep(OUT, ("ZREM", key, job))
-        for job, kept in self.jobs.items():
-            if kept.expires is not None and kept.state in _NOT_STARTED and noted.get(job) != kept.expires:
-                yield RepairStep(BACK, ("ZADD", key, kept.expires, job))
+        for job, indexed in self.jobs.items():
+            if indexed.expires is not None and indexed.state in _NOT_STARTED and noted.get(job) != indexed.expires:
+                yield RepairStep(BACK, ("ZADD", key, indexed.expires, job))
 
     def check_leftovers(self) -> Iterator[RepairStep]:
         """Checks attempt records, log lines, steps and waits without a job."""
@@ -215,7 +217,7 @@ class _Audit:
 
     def check_counts(self) -> Iterator[RepairStep]:
         """Checks the counters by state and queue."""
-        found = Counter(b"%s:%s" % (kept.state, kept.queue) for kept in self.jobs.values())
+        found = Counter(b"%s:%s" % (indexed.state, indexed.queue) for indexed in self.jobs.values())
         counted = self._hash("counts")
         for field in {*found, *counted}:
             if not found[field]:
@@ -226,19 +228,23 @@ class _Audit:
     def check_queues(self) -> Iterator[RepairStep]:
         """Checks the hints where to look: queues and priorities with ready jobs, and the next due instant."""
         known = self._zset("queues")
-        for kept in self.jobs.values():
-            if kept.state != b"queued" or kept.stands_in is not None:
+        for indexed in self.jobs.values():
+            if indexed.state != b"queued" or indexed.stands_in is not None:
                 continue
-            if kept.queue not in known:
-                known = {**known, kept.queue: 0}
-                yield RepairStep(BACK, ("ZADD", self._names("queues"), 0, kept.queue))
-            key = self._names("priorities:") + kept.queue
-            if kept.priority and kept.lost_leases < 2 and b"%d" % kept.priority not in self._seen.zsets.get(key, {}):
-                yield RepairStep(BACK, ("ZADD", key, -kept.priority, kept.priority))
+            if indexed.queue not in known:
+                known = {**known, indexed.queue: 0}
+                yield RepairStep(BACK, ("ZADD", self._names("queues"), 0, indexed.queue))
+            key = self._names("priorities:") + indexed.queue
+            if (
+                indexed.priority
+                and indexed.lost_leases < 2
+                and b"%d" % indexed.priority not in self._seen.zsets.get(key, {})
+            ):
+                yield RepairStep(BACK, ("ZADD", key, -indexed.priority, indexed.priority))
         first = {
-            kept.queue: min(self._scheduled[self._names.schedule_of(kept.queue)].values())
-            for kept in self.jobs.values()
-            if kept.is_scheduled
+            indexed.queue: min(self._scheduled[self._names.schedule_of(indexed.queue)].values())
+            for indexed in self.jobs.values()
+            if indexed.is_scheduled
         }
         due = self._zset("due")
         for queue in due.keys() - first.keys():

@@ -252,15 +252,15 @@ def shown_line(entry: Sequence[Any]) -> LogLine:
     """A log line from an entry of its job's stream."""
     entry_id, flat = entry
     claims, _, number = entry_id.decode().partition("-")
-    kept = {name: value.decode("utf-8", "replace") for name, value in fields_of(flat).items()}
+    fields = {name: value.decode("utf-8", "replace") for name, value in fields_of(flat).items()}
     return LogLine(
         int(claims),
         int(number),
-        int(kept[b"attempt"]),
-        int(kept[b"at"]),
-        kept[b"level"],
-        kept[b"text"],
-        kept.get(b"fields"),
+        int(fields[b"attempt"]),
+        int(fields[b"at"]),
+        fields[b"level"],
+        fields[b"text"],
+        fields.get(b"fields"),
     )
 
 

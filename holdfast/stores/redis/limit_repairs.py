@@ -31,10 +31,10 @@ def plan_limit_repairs(seen: NamespaceSnapshot, jobs: Mapping[bytes, IndexedJob]
     yield from audit.check_queues_with_limits()
 
 
-def member_of(job: bytes, kept: IndexedJob) -> bytes:
+def member_of(job: bytes, indexed: IndexedJob) -> bytes:
     """A ready job in the sorted set of its partition, as the scripts write it."""
-    rank = _MAX_PRIORITY - max(-_MAX_PRIORITY, min(_MAX_PRIORITY, kept.priority))
-    return b"%06x%013x%09x%s" % (rank, max(0, min(_LATEST, kept.run_at)), kept.seq % _SUBMISSIONS, job)
+    rank = _MAX_PRIORITY - max(-_MAX_PRIORITY, min(_MAX_PRIORITY, indexed.priority))
+    return b"%06x%013x%09x%s" % (rank, max(0, min(_LATEST, indexed.run_at)), indexed.seq % _SUBMISSIONS, job)
 
 
 class _LimitAudit:
@@ -45,9 +45,9 @@ class _LimitAudit:
         self._names = seen.names
         self._jobs = jobs
         self._ready: defaultdict[bytes, defaultdict[bytes, set[bytes]]] = defaultdict(lambda: defaultdict(set))
-        for job, kept in jobs.items():
-            if (partition := kept.stands_in) is not None:
-                self._ready[kept.queue][partition].add(member_of(job, kept))
+        for job, indexed in jobs.items():
+            if (partition := indexed.stands_in) is not None:
+                self._ready[indexed.queue][partition].add(member_of(job, indexed))
 
     def check_partitions(self) -> Iterator[RepairStep]:
         """Each ready job under limits stands in its partition, at its own place."""

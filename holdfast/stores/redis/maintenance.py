@@ -13,7 +13,7 @@ from redis import exceptions as driver
 
 from holdfast.core.history import COUNT_DELAY, FIRST_WINDOW, HistoryInterval
 from holdfast.core.models import ExpiredJob, Finding, Job, JobState
-from holdfast.core.waits import SIGNALS_KEPT
+from holdfast.core.waits import SIGNAL_RETENTION
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
 from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_batches
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
@@ -93,7 +93,7 @@ class RedisMaintenance:
                     break
         await self._pool.run(self._scripts["prune_rest"], min(limit, MAX_BATCH), span_us(FORGOTTEN_AFTER))
         for _ in range(_KEPT_ROUNDS):
-            if await self._pool.run(self._scripts["prune_signals"], span_us(SIGNALS_KEPT), MAX_BATCH) < MAX_BATCH:
+            if await self._pool.run(self._scripts["prune_signals"], span_us(SIGNAL_RETENTION), MAX_BATCH) < MAX_BATCH:
                 break
         return pruned
 
@@ -110,7 +110,7 @@ class RedisMaintenance:
         return pruned
 
     async def count_ended(self, *, limit: int) -> bool:
-        intervals = [value for each in HistoryInterval for value in (each.length_us, each.kept_us // 1_000_000)]
+        intervals = [value for each in HistoryInterval for value in (each.length_us, each.retention_us // 1_000_000)]
         spans = span_us(COUNT_DELAY), span_us(FIRST_WINDOW)
         return bool(await self._pool.run(self._scripts["count_ended"], *spans, min(limit, _COUNTED), *intervals))
 

@@ -234,7 +234,7 @@ class Read:
         return shown_attempts(await self._pool.run_command("LRANGE", f"{self._prefix}attempts:{job_id}", 0, -1))
 
     async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
-        found = await self._pool.run(self._scripts["history"], interval.length_us, interval.kept_us, since_us)
+        found = await self._pool.run(self._scripts["history"], interval.length_us, interval.retention_us, since_us)
         return [row for start, fields in found for row in _history_rows(int(start), fields)]
 
     async def failed_jobs(self, limit: int) -> list[FailedJob]:
@@ -345,8 +345,8 @@ class Read:
 
 def _worker_of(fields: Fields, alive: int) -> WorkerInfo:
     given = {name.decode(): value.decode() for name, value in fields.items()}
-    kept = {name: given[name] for name in WorkerHeartbeat.__struct_fields__ if name in given}
-    heartbeat = msgspec.convert(kept, WorkerHeartbeat, strict=False)
+    known = {name: given[name] for name in WorkerHeartbeat.__struct_fields__ if name in given}
+    heartbeat = msgspec.convert(known, WorkerHeartbeat, strict=False)
     return WorkerInfo(
         heartbeat=heartbeat,
         started_at_us=int(given["started"]),

@@ -362,14 +362,14 @@ class RedisQueueing:
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
-        """Keep the lines of leases that stand; which do. As many lines a script as jobs elsewhere."""
-        kept = [True] * len(records)
+        """Stores lines of valid leases, MAX_BATCH a script. Returns for each record whether it was stored."""
+        are_stored = [True] * len(records)
         for batch in record_batches(records, MAX_BATCH):
             script = self._scripts["append_logs"]
             arguments = [argument for number, lines in batch for argument in encode_logs(records[number].lease, lines)]
             for (number, _), stored in zip(batch, await self._pool.run(script, *arguments), strict=True):
-                kept[number] = kept[number] and bool(stored)
-        return kept
+                are_stored[number] = are_stored[number] and bool(stored)
+        return are_stored
 
     async def deregister(self, worker: str) -> None:
         await self._pool.run(self._scripts["deregister"], worker)

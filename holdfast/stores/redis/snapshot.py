@@ -154,8 +154,8 @@ class IndexedJob(NamedTuple):
         partition, _, weights = buckets.partition(b"\n") if buckets is not None and is_limited else (None, b"", b"")
         instant = int(expires) if expires is not None and started is None else None
         waits, wait_number, has_dependents, members, failed, submitting = wait_fields
-        kept = cls(state, queue, priority, *numbers, key, int(ended or 0), partition, weights or None, instant)
-        return kept._replace(
+        indexed = cls(state, queue, priority, *numbers, key, int(ended or 0), partition, weights or None, instant)
+        return indexed._replace(
             waits=int(waits or 0),
             wait_number=wait_number or b"0",
             has_dependents=has_dependents is not None,

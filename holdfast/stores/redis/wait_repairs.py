@@ -80,8 +80,8 @@ class _WaitAudit:
         for waiter, fields in self._each("dependencies:"):
             if waiter in self._jobs:
                 yield from self._read_edges(waiter, fields)
-        for job, kept in self._jobs.items():
-            if kept.members is not None:
+        for job, indexed in self._jobs.items():
+            if indexed.members is not None:
                 self._edges.setdefault(job, {})
         unresolved = [*self._edges]
         known: set[bytes] = set()  # each end is passed on once: ended jobs may have waited for each other in a circle
@@ -97,9 +97,9 @@ class _WaitAudit:
                     ended.add(waiter)
             known |= ended
             unresolved = [*{waiter for job in ended for waiter in self._waiters[job]}]
-        for job, kept in [*self._jobs.items()]:
-            if kept.state == b"waiting" and kept.members is None:
-                yield from self._check_waits(job, kept)
+        for job, indexed in [*self._jobs.items()]:
+            if indexed.state == b"waiting" and indexed.members is None:
+                yield from self._check_waits(job, indexed)
 
     def _read_edges(self, waiter: bytes, fields: Mapping[bytes, bytes]) -> Iterator[RepairStep]:
         edges = self._edges[waiter] = {}
@@ -130,8 +130,8 @@ class _WaitAudit:
                 yield RepairStep(WAITS_CORRECTED, ("HSET", key, job, resolved.text))
 
     def _is_unstarted_waiter(self, waiter: bytes) -> bool:
-        kept = self._jobs[waiter]
-        return kept.state == b"waiting" and not kept.has_started
+        indexed = self._jobs[waiter]
+        return indexed.state == b"waiting" and not indexed.has_started
 
     def _cancel(self, waiter: bytes) -> RepairStep:
         job, how = self._failures[waiter]
@@ -147,27 +147,27 @@ class _WaitAudit:
 
     def _check_batch(self, batch: bytes) -> Iterator[RepairStep]:
         """The numbers of a batch are those of its members, and it has ended if they have."""
-        kept, states = self._jobs[batch], Counter(edge.state for edge in self._edges[batch].values())
-        members, failed, waits = states.total(), states[b"failed"], states[b"open"] + kept.is_submitting
-        if (members, failed, waits) != (kept.members, kept.failed, kept.waits):
+        indexed, states = self._jobs[batch], Counter(edge.state for edge in self._edges[batch].values())
+        members, failed, waits = states.total(), states[b"failed"], states[b"open"] + indexed.is_submitting
+        if (members, failed, waits) != (indexed.members, indexed.failed, indexed.waits):
             numbers = ("members", members, "failed", failed, "waits", waits)
             yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + batch, *numbers))
-        if kept.state == b"waiting" and not waits and failed:
+        if indexed.state == b"waiting" and not waits and failed:
             yield self._end(batch, b"dead", "error", describe_failed_members(failed, members))
-        elif kept.state == b"waiting" and not waits:
+        elif indexed.state == b"waiting" and not waits:
             yield self._end(batch, b"succeeded", "result", batch_result(members))
 
-    def _check_waits(self, job: bytes, kept: IndexedJob) -> Iterator[RepairStep]:
+    def _check_waits(self, job: bytes, indexed: IndexedJob) -> Iterator[RepairStep]:
         """A waiting job waits for as much as it says, and is due if that is nothing."""
         edges = self._edges.get(job, {}).values()
         receiver = self._seen.hashes.get(self._names("receiver:") + job, {})
         has_receiver = receiver.get(b"claims", b"0") != b"0"
-        wait = kept.wait_number if kept.has_started else b"0"
+        wait = indexed.wait_number if indexed.has_started else b"0"
         waits = 1 if has_receiver else sum(edge.state != b"met" and edge.wait == wait for edge in edges)
-        if waits != kept.waits:
+        if waits != indexed.waits:
             yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + job, "waits", waits))
         if not waits:
-            self._jobs[job] = kept._replace(state=b"scheduled", run_at=self._seen.now)
+            self._jobs[job] = indexed._replace(state=b"scheduled", run_at=self._seen.now)
             change = ("state", "scheduled", "dueTime", self._seen.now)
             yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + job, *change))
 
@@ -177,17 +177,17 @@ class _WaitAudit:
             for waiter in members.keys() - self._waiters[job]:
                 yield RepairStep(OUT, ("ZREM", key, waiter))
         for job, waiters in self._waiters.items():
-            kept = self._jobs.get(job)
-            if kept is None or not waiters:
+            indexed = self._jobs.get(job)
+            if indexed is None or not waiters:
                 continue
             key = self._names("dependents:") + job
             for waiter in waiters - self._seen.zsets.get(key, {}).keys():
                 yield RepairStep(WAITS_CORRECTED, ("ZADD", key, 0, waiter))
-            if not kept.has_dependents:
+            if not indexed.has_dependents:
                 yield RepairStep(WAITS_CORRECTED, ("HSET", self._names.job + job, "hasDependents", 1))
 
     def check_kept_jobs(self) -> Iterator[RepairStep]:
-        """Jobs that are kept longer than their retention are in the state that is said of them."""
+        """Removes jobs from the sets of retained jobs of a state in which they are not."""
         for key, state, members in self._each_zset("kept:"):
             for job in members:
                 if job not in self._jobs or self._jobs[job].state != state:
@@ -200,31 +200,31 @@ class _WaitAudit:
         for job, fields in self._each("receiver:"):
             is_listed = fields.get(b"claims") != b"0"
             topics[job] = topic = fields.get(b"topic") if is_listed else None
-            kept = self._jobs.get(job)
-            if topic is not None and kept is not None and kept.state == b"waiting":
+            indexed = self._jobs.get(job)
+            if topic is not None and indexed is not None and indexed.state == b"waiting":
                 key = self._names("receivers:") + topic
                 if job not in self._seen.zsets.get(key, {}):
                     yield RepairStep(WAITS_CORRECTED, ("ZADD", key, _number(fields.get(b"since")), job))
         for key, topic, members in self._each_zset("receivers:"):
             for job in members:
-                kept = self._jobs.get(job)
-                if topics.get(job) != topic and (kept is None or kept.state != b"running"):
+                indexed = self._jobs.get(job)
+                if topics.get(job) != topic and (indexed is None or indexed.state != b"running"):
                     yield RepairStep(OUT, ("ZREM", key, job))
 
     def check_signals(self) -> Iterator[RepairStep]:
         """Each signal has an instant at which it was sent; those without a receiver are in order, by topic too."""
         signals = self._seen.hashes.get(self._names("signals"), {})
         sent = self._seen.zsets.get(self._names("signals_sent"), {})
-        kept = self._seen.zsets.get(self._names("signals_kept"), {})
+        stored_positions = self._seen.zsets.get(self._names("signals_kept"), {})
         for signal in sent.keys() - signals.keys():
             yield RepairStep(OUT, ("ZREM", self._names("signals_sent"), signal))
         for signal in signals.keys() - sent.keys():
             yield RepairStep(WAITS_CORRECTED, ("ZADD", self._names("signals_sent"), self._seen.now, signal))
         topics = {signal: topic for signal, text in signals.items() if (topic := _topic_of(text)) is not None}
-        positions, last = {}, max(kept.values(), default=0)
-        for signal in sorted(topics, key=lambda each: (kept.get(each, last + 1), sent.get(each, 0), each)):
-            last = last if signal in kept else last + 1
-            positions[signal] = kept.get(signal, last)
+        positions, last = {}, max(stored_positions.values(), default=0)
+        for signal in sorted(topics, key=lambda each: (stored_positions.get(each, last + 1), sent.get(each, 0), each)):
+            last = last if signal in stored_positions else last + 1
+            positions[signal] = stored_positions.get(signal, last)
         yield from self._compare(self._names("signals_kept"), positions)
         by_topic: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)
         for signal, topic in topics.items():

@@ -51,7 +51,7 @@ class RedisWorkflow:
 
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
         """Up to ``MAX_BATCH`` steps are one transaction."""
-        kept: list[bool] = []
+        are_saved: list[bool] = []
         for batch in in_batches(steps, MAX_BATCH):
             arguments = [
                 argument
@@ -66,8 +66,8 @@ class RedisWorkflow:
                     "" if step.result is None else "=" + step.result,
                 )
             ]
-            kept += map(bool, await self._pool.run(self._scripts["save_steps"], *arguments, synced=True))
-        return kept
+            are_saved += map(bool, await self._pool.run(self._scripts["save_steps"], *arguments, synced=True))
+        return are_saved
 
     async def read_steps(self, job_id: str) -> list[Step]:
         stored = fields_of(await self._pool.run_command("HGETALL", f"{self._pool.address.prefix}steps:{job_id}"))

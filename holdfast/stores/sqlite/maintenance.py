@@ -9,7 +9,7 @@ from functools import partial
 
 from holdfast.core.history import COUNT_DELAY, FIRST_WINDOW, HistoryInterval
 from holdfast.core.models import ExpiredJob, Job, JobState, NewJob, Submitted
-from holdfast.core.waits import SIGNALS_KEPT
+from holdfast.core.waits import SIGNAL_RETENTION
 from holdfast.stores.common.named_sql import CODES
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
 from holdfast.stores.sqlite.dependencies import Resolution, resolve_dependencies, run_flow
@@ -77,7 +77,7 @@ class SqliteMaintenance(SqliteFamily):
         connection.execute(self._sql["detach_expired_keys"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_keys"], {"now": now_us, "limit": limit})
         connection.execute(self._sql["prune_buckets"], {"now": now_us, "limit": limit})
-        before = now_us - span_us(SIGNALS_KEPT)
+        before = now_us - span_us(SIGNAL_RETENTION)
         connection.execute(self._sql["prune_signals"], {"before": before, "limit": limit})
         connection.execute(self._sql["prune_workers"], {"before": now_us - span_us(FORGOTTEN_AFTER)})
         return pruned
@@ -96,7 +96,7 @@ class SqliteMaintenance(SqliteFamily):
         connection.execute(self._sql["history_add"], {"mark": mark, "until": until})
         connection.execute(self._sql["history_move"], {"until": until})
         for interval in HistoryInterval:
-            values = {"length": interval.length_us, "before": now_us - interval.kept_us - interval.length_us}
+            values = {"length": interval.length_us, "before": now_us - interval.retention_us - interval.length_us}
             connection.execute(self._sql["prune_history"], values)
         return bool(more)
 

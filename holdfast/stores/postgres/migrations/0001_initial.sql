@@ -229,19 +229,19 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     key_text text := unique_key ->> 'key';
     owner uuid;
-    kept bigint;
+    owner_keep_until bigint;
 begin
     loop
         insert into holdfast.key as k (key, job_id, keep_until)
         values (key_text, new_id, now_us + (unique_key ->> 'window_us')::bigint)
         on conflict do nothing;
-        select k.job_id, coalesce(k.keep_until, 0) into owner, kept from holdfast.key k where k.key = key_text;
+        select k.job_id, coalesce(k.keep_until, 0) into owner, owner_keep_until from holdfast.key k where k.key = key_text;
         continue when owner is null; -- freed just now
         exit when owner = new_id;
         if unique_key ->> 'during' is not null and unique_key ->> 'on_conflict' in ('replace', 'reschedule') then
             perform from holdfast.job j where j.id = owner and j.state + 0 in (0, 1, 3) for no key update;
         end if;
-        if kept > now_us or exists (
+        if owner_keep_until > now_us or exists (
             select from holdfast.job j
             where j.id = owner and (unique_key ->> 'during' is not null and j.state in (0, 1, 3, 4)
                 or unique_key ->> 'during' = 'active' and j.state = 2)
@@ -269,7 +269,7 @@ create function holdfast.add_job(
 declare
     never_us constant bigint := 253402300799000000; -- core.dependencies.NEVER_US
     owner uuid;
-    kept bigint;
+    owner_keep_until bigint;
     stored boolean;
     added bigint;
 begin
@@ -278,11 +278,11 @@ begin
         insert into holdfast.key as k (key, job_id, keep_until) values (new_key, new_id, new_keep_until)
         on conflict do nothing;
         exit when found;
-        select k.job_id, coalesce(k.keep_until, 0) into owner, kept from holdfast.key k where k.key = new_key;
+        select k.job_id, coalesce(k.keep_until, 0) into owner, owner_keep_until from holdfast.key k where k.key = new_key;
         continue when owner is null; -- freed just now
         stored := exists (select from holdfast.job j where j.id = owner);
         exit when owner = new_id and stored;
-        if kept > now_us or stored then
+        if owner_keep_until > now_us or stored then
             return query select owner, false, false;
             return;
         end if;
@@ -938,7 +938,7 @@ end
 $$;
 
 -- Sends a signal, as core.waits.SentSignal says. `ready_queue`: where that made a job due; `is_full`: it was refused.
-create function holdfast.send_signal(at bigint, signal_id text, of_topic text, signal_value text, max_kept bigint)
+create function holdfast.send_signal(at bigint, signal_id text, of_topic text, signal_value text, max_signals bigint)
 returns table (is_new boolean, job_id text, ready_queue text, is_full boolean)
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
@@ -968,8 +968,8 @@ begin
         exit when found;
         update holdfast.receiver r set is_listed = false where r.job_id = listed.id and r.topic = of_topic;
     end loop;
-    if receiver is null and max_kept <= (
-        select count(*) from (select from holdfast.signal s where s.topic = of_topic and s.job_id is null limit max_kept) k)
+    if receiver is null and max_signals <= (
+        select count(*) from (select from holdfast.signal s where s.topic = of_topic and s.job_id is null limit max_signals) k)
     then
         return query select false, null::text, null::text, true;
         return;
@@ -1104,7 +1104,7 @@ $$;
 --    A partition that was served comes again with its next start tag, from a sorted list of its own (`served_…`); further jobs
 --    of it are read ahead (`more_…`) into one buffer (`read_…`), of which it has the places `part_first` to `part_last`.
 -- 4. A job is taken (`chosen`) if each of its buckets has room and tokens. Without tokens its partition is throttled. A heavy job
---    that lacks room reserves what it needs (`bucket_reserved`), so that later, lighter ones leave it; up to `max_kept` partitions
+--    that lacks room reserves what it needs (`bucket_reserved`), so that later, lighter ones leave it; up to `max_kept_start_tags` partitions
 --    that lack only tokens for a heavy job keep their start tags instead of being throttled.
 -- 5. Writes start tags, the queue's virtual time and the buckets; one update makes the chosen jobs running. Partitions without
 --    another ready job leave the registry.
@@ -1122,7 +1122,7 @@ set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
     max_throttled constant int := 24;  -- partitions throttled by one claim of a queue: at most its first page
     max_freed constant int := 100;     -- partitions whose time has come, freed by one claim of a queue
-    max_kept constant int := 20;
+    max_kept_start_tags constant int := 20;
     max_read constant int := 100;      -- partitions with their first jobs, or jobs of one, that are read and locked at a time
     separator constant text := chr(31);
     chosen tid[] := '{}';
@@ -1153,7 +1153,7 @@ declare
     job_at tid; job_weights text;
     of_queue text; names text[]; weights bigint[]; weight bigint;
     queue_time bigint; start bigint; free_at bigint; light_at bigint; after bigint; space bigint; least_due bigint;
-    kept int := 0;                      -- partitions of which a heavy job lacks tokens of a key, and that keep their start tags
+    kept_start_tags int := 0;           -- partitions of which a heavy job lacks tokens of a key, and that keep their start tags
     lacks_room boolean; is_full boolean; of_keys boolean; tokens_of_keys boolean; stop_queue boolean; no_more_pages boolean;
     job record; facts record;
 begin
@@ -1411,10 +1411,10 @@ begin
                 if cardinality(names) > 1 and light_at > now_us then -- then it starts, before lighter ones
                     free_at := light_at;
                 elsif cardinality(names) > 1 and tokens_of_keys then
-                    kept := kept + 1;
+                    kept_start_tags := kept_start_tags + 1;
                 end if;
                 least_due := least(least_due, free_at);
-                if not isolated and not stop_queue and (cardinality(names) = 1 or light_at > now_us or kept > max_kept) then
+                if not isolated and not stop_queue and (cardinality(names) = 1 or light_at > now_us or kept_start_tags > max_kept_start_tags) then
                     part_until[index] := free_at;
                     throttled := throttled + 1;
                     stop_queue := throttled >= max_throttled;

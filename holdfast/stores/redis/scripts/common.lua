@@ -204,18 +204,18 @@ local function add_to_fields(key, changes)
         names[#names + 1] = by ~= 0 and name or nil
     end
     for first = 1, #names, 1000 do
-        local last, kept, emptied = math.min(first + 999, #names), {}, {}
+        local last, changed, emptied = math.min(first + 999, #names), {}, {}
         local values = safe_call('HMGET', key, unpack(names, first, last))
         for n = first, last do
             local value = to_number(values[n - first + 1]) + changes[names[n]]
             if value > 0 then
-                kept[#kept + 1], kept[#kept + 2] = names[n], value
+                changed[#changed + 1], changed[#changed + 2] = names[n], value
             else
                 emptied[#emptied + 1] = names[n]
             end
         end
-        if #kept > 0 then
-            call('HSET', key, unpack(kept))
+        if #changed > 0 then
+            call('HSET', key, unpack(changed))
         end
         if #emptied > 0 then
             call('HDEL', key, unpack(emptied))

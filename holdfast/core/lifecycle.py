@@ -62,7 +62,7 @@ DEFERRALS = frozenset({Reason.NO_HANDLER, Reason.PAYLOAD, Reason.ENCRYPTED})
 _KILLED = frozenset({Reason.CRASHED, Reason.RESOURCE})
 """Reasons that a dead job keeps although it was the last attempt."""
 
-ERROR_LIMIT = 4096
+MAX_ERROR_LENGTH = 4096
 """Maximum length of a stored error text in characters."""
 
 
@@ -220,8 +220,8 @@ def must_start_now(job: Job) -> bool:
 
 
 def clip_error(error: str) -> str:
-    """Returns the stored form of an error text: at most ``ERROR_LIMIT`` characters, lone surrogates escaped."""
-    return error[:ERROR_LIMIT].encode("utf-8", "backslashreplace").decode()[:ERROR_LIMIT]
+    """Returns the stored form of an error text: at most ``MAX_ERROR_LENGTH`` characters, lone surrogates escaped."""
+    return error[:MAX_ERROR_LENGTH].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_LENGTH]
 
 
 def check_replay(job_id: str, state: JobState, *, force: bool) -> None:

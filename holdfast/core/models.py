@@ -17,7 +17,7 @@ from holdfast.core.dependencies import Dependency
 from holdfast.core.encryption import require_decrypted
 from holdfast.core.error_groups import identify_group
 from holdfast.core.errors import Invalid
-from holdfast.core.validation import DEPTH_LIMIT, did_you_mean, is_too_deep
+from holdfast.core.validation import MAX_NESTING, did_you_mean, is_too_deep
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -100,7 +100,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def __post_init__(self) -> None:
         # Another program may have written them; every interpreter must be able to write them again.
         if is_too_deep(self.metadata) or is_too_deep(self.retry):
-            raise ValueError(f"nested deeper than {DEPTH_LIMIT} levels")
+            raise ValueError(f"nested deeper than {MAX_NESTING} levels")
 
 
 NO_OPTIONS = Options()

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core.encryption import is_encrypted
 from holdfast.core.job_logs import LogLine
-from holdfast.core.lifecycle import ERROR_LIMIT
+from holdfast.core.lifecycle import MAX_ERROR_LENGTH
 from holdfast.core.models import Attempt, Job, Step
 
 REDACTED = "[redacted]"
@@ -133,7 +133,7 @@ class Redaction:
         """Returns an error text with quotations of hidden values replaced."""
         if self._errors or quoted is None:
             return REDACTED
-        if len(text) >= ERROR_LIMIT:
+        if len(text) >= MAX_ERROR_LENGTH:
             text = _without_end(text, quoted)
         return str(_unquoted(text, quoted))
 

@@ -29,12 +29,12 @@ CEILING = timedelta(days=365)
 """Upper bound of every delay: ``now + delay`` stays an instant that every store can represent."""
 
 _CEILING = CEILING.total_seconds()
-_FACTOR_LIMIT = 1000.0
-_OFFSET_LIMIT = 100
-_LIST_LIMIT = 100
-_SCHEDULE_LIMIT = 10_000
-_SCALE_LIMIT = 10.0
-_EXPONENT_LIMIT = 10**9  # beyond it a count of failures no longer fits the arithmetic of floats
+_MAX_FACTOR = 1000.0
+_MAX_OFFSET = 100
+_MAX_LISTED_DELAYS = 100
+_MAX_SCHEDULED_ATTEMPTS = 10_000
+_MAX_JITTER_SCALE = 10.0
+_MAX_EXPONENT = 10**9  # beyond it a count of failures no longer fits the arithmetic of floats
 
 _FORMS = 'immediate, "exponential:base=5,factor=2,cap=3600,jitter=full", "fixed:10" or "1,5,25,125"'
 
@@ -57,9 +57,9 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         _number("retry.base", self.base, 0, _CEILING)
-        if _number("retry.factor", self.factor, 0, _FACTOR_LIMIT) == 0:
+        if _number("retry.factor", self.factor, 0, _MAX_FACTOR) == 0:
             raise Invalid("retry.factor", self.factor, "give more than 0; 1 keeps the delay as it is")
-        parse_count(self.offset, "retry.offset", least=-_OFFSET_LIMIT, most=_OFFSET_LIMIT, text=False)
+        parse_count(self.offset, "retry.offset", least=-_MAX_OFFSET, most=_MAX_OFFSET, text=False)
         if self.cap is not None and _number("retry.cap", self.cap, 0, _CEILING) < self.base:
             raise Invalid(
                 "retry.cap", self.cap, f"give at least the base, {_format_number(self.base)} seconds, or None"
@@ -177,12 +177,12 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def schedule(self, attempts: int) -> list[timedelta]:
         """Returns the delays between that many attempts (one fewer), without jitter."""
-        parse_count(attempts, "attempts", least=1, most=_SCHEDULE_LIMIT, text=False)
+        parse_count(attempts, "attempts", least=1, most=_MAX_SCHEDULED_ATTEMPTS, text=False)
         return [timedelta(seconds=self._nominal(failures)) for failures in range(1, attempts)]
 
     def _nominal(self, failures: int) -> float:
         """Returns seconds before jitter, at most the ceiling."""
-        count = min(max(failures, 1), _EXPONENT_LIMIT)
+        count = min(max(failures, 1), _MAX_EXPONENT)
         if self.delays:
             return self.delays[min(count, len(self.delays)) - 1]
         if self.base == 0:
@@ -210,8 +210,8 @@ def _as_text(value: object) -> str:
 
 
 def _check_delays(delays: object) -> None:
-    if not isinstance(delays, tuple) or len(delays) > _LIST_LIMIT:
-        raise Invalid("retry.delays", delays, f"give a tuple of at most {_LIST_LIMIT} delays")
+    if not isinstance(delays, tuple) or len(delays) > _MAX_LISTED_DELAYS:
+        raise Invalid("retry.delays", delays, f"give a tuple of at most {_MAX_LISTED_DELAYS} delays")
     for delay in delays:
         _number("retry.delays", delay, 0, _CEILING)
 
@@ -227,8 +227,8 @@ def _spread(jitter: object) -> tuple[float, float, float]:
         case "add", 1:
             return 1.0, 1.0, _parse_number("retry.jitter", numbers[0], 0, _CEILING)
         case "scale", 2:
-            low = _parse_number("retry.jitter", numbers[0], 0, _SCALE_LIMIT)
-            return low, _parse_number("retry.jitter", numbers[1], low, _SCALE_LIMIT), 0.0
+            low = _parse_number("retry.jitter", numbers[0], 0, _MAX_JITTER_SCALE)
+            return low, _parse_number("retry.jitter", numbers[1], low, _MAX_JITTER_SCALE), 0.0
     raise Invalid("retry.jitter", jitter, "write none, full, add:SECONDS or scale:LOW:HIGH")
 
 
@@ -266,7 +266,7 @@ def _format_number(number: float) -> str:
     return str(int(number)) if number == int(number) else repr(number)
 
 
-def _parse_listed(parts: list[str], most: int = _LIST_LIMIT) -> Retry:
+def _parse_listed(parts: list[str], most: int = _MAX_LISTED_DELAYS) -> Retry:
     delays = [part.strip() for part in parts]
     named = []
     while len(delays) > 1 and delays[-1].startswith(("jitter=", "priority=")):
@@ -298,9 +298,9 @@ def _parse_option(name: str, value: str) -> float | int | str | None:
     if name == "priority":
         return parse_count(value, field, least=-100, most=100)
     if name == "factor":
-        return _parse_number(field, value, 0, _FACTOR_LIMIT)
+        return _parse_number(field, value, 0, _MAX_FACTOR)
     if name == "offset":
-        return parse_count(value, field, least=-_OFFSET_LIMIT, most=_OFFSET_LIMIT)
+        return parse_count(value, field, least=-_MAX_OFFSET, most=_MAX_OFFSET)
     if name == "cap" and value == "none":
         return None
     return _parse_seconds(field, value)

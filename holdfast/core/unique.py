@@ -25,7 +25,7 @@ KEY_PREFIX = "\x1f"
 _SCOPES = ("unstarted", "active")
 _CONFLICTS = ("keep", "replace", "reschedule")
 _PARTS = ("task", "queue", "args")
-_PARTS_LIMIT = 20
+_MAX_PARTS = 20
 
 
 class Unique(msgspec.Struct, frozen=True):
@@ -76,8 +76,8 @@ class Unique(msgspec.Struct, frozen=True):
 def _check_parts(by: object) -> None:
     if isinstance(by, str) or not isinstance(by, Sequence) or not by:
         raise Invalid("unique.by", by, 'give a list, such as ["task", "args.customer"]')
-    if len(by) > _PARTS_LIMIT:
-        raise Invalid("unique.by", f"{len(by)} parts", f"give at most {_PARTS_LIMIT}")
+    if len(by) > _MAX_PARTS:
+        raise Invalid("unique.by", f"{len(by)} parts", f"give at most {_MAX_PARTS}")
     for part in by:
         head, dot, path = str(part).partition(".")
         if head not in _PARTS or (dot and (head != "args" or not all(path.split(".")))):

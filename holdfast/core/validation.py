@@ -22,17 +22,17 @@ from holdfast.core.errors import Invalid, TooLarge
 P = ParamSpec("P")
 R = TypeVar("R")
 
-KEY_LIMIT = 512
+MAX_KEY_LENGTH = 512
 """Characters of an idempotency key."""
-TAG_LIMIT = 100
+MAX_TAG_LENGTH = 100
 """Characters of one tag."""
-TAGS_LIMIT = 100
+MAX_TAGS = 100
 """Tags of one job."""
-METADATA_LIMIT = 16 * 1024
+MAX_METADATA_BYTES = 16 * 1024
 """Bytes of a job's metadata as JSON."""
-DEPTH_LIMIT = 64
+MAX_NESTING = 64
 """Maximum nesting of objects and arrays, the outermost included. Interpreters have different limits of their own."""
-TIMEOUT_LIMIT = timedelta(days=30)
+MAX_TIMEOUT = timedelta(days=30)
 LONGEST = timedelta(days=175 * 366)
 """Longest span: the instant after it is one that every store can represent."""
 FIRST_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
@@ -88,14 +88,14 @@ def check_worker_id(field: str, text: object) -> str:
     return text
 
 
-def check_key(text: object, field: str = "key", *, limit: int = KEY_LIMIT) -> str:
+def check_key(text: object, field: str = "key", *, limit: int = MAX_KEY_LENGTH) -> str:
     """Validates an idempotency key. Keys are compared character by character: composed and decomposed ``é`` differ."""
     return _check_text(field, text, limit)
 
 
 def check_tag(text: object, field: str = "tag") -> str:
     """Validates one tag of a job."""
-    return _check_text(field, text, TAG_LIMIT)
+    return _check_text(field, text, MAX_TAG_LENGTH)
 
 
 def check_tags(tags: Iterable[object], field: str = "tags") -> tuple[str, ...]:
@@ -105,8 +105,8 @@ def check_tags(tags: Iterable[object], field: str = "tags") -> tuple[str, ...]:
     if not isinstance(tags, Iterable):
         raise Invalid(field, tags, "give a list of tags")
     unique = tuple(dict.fromkeys(check_tag(tag, field) for tag in tags))
-    if len(unique) > TAGS_LIMIT:
-        raise Invalid(field, f"{len(unique)} tags", f"give at most {TAGS_LIMIT}")
+    if len(unique) > MAX_TAGS:
+        raise Invalid(field, f"{len(unique)} tags", f"give at most {MAX_TAGS}")
     return unique
 
 
@@ -140,7 +140,7 @@ def check_timeout(value: object, field: str = "timeout") -> timedelta:
 def parse_timeout(value: object, field: str = "timeout") -> timedelta:
     """Parses the timeout of an attempt, also from a command line: a bare ``"5"`` is five seconds."""
     span = _as_span(value, field)
-    if span is None or not timedelta(0) < span <= TIMEOUT_LIMIT:
+    if span is None or not timedelta(0) < span <= MAX_TIMEOUT:
         given = format_duration(value) if isinstance(value, timedelta) else value
         raise Invalid(field, given, "give more than 0 seconds and at most 30 days; leave it out for no timeout")
     return span
@@ -157,19 +157,19 @@ def check_metadata(value: object, field: str = "metadata") -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         # The value itself may be impossible to show (endless, too deep), so the message names only the cause.
         raise Invalid(field, f"{type(error).__name__}: {error}", "give only what JSON can hold") from None
-    if len(encoded) > METADATA_LIMIT:
-        raise TooLarge(field, f"{len(encoded)} bytes", f"give at most {METADATA_LIMIT} bytes of JSON")
+    if len(encoded) > MAX_METADATA_BYTES:
+        raise TooLarge(field, f"{len(encoded)} bytes", f"give at most {MAX_METADATA_BYTES} bytes of JSON")
     if not faithful:
         raise Invalid(field, value, "use text for keys and lists instead of tuples: JSON would change the rest")
     if is_too_deep(copy):
-        raise Invalid(field, f"an object nested deeper than {DEPTH_LIMIT} levels", f"nest at most {DEPTH_LIMIT} levels")
+        raise Invalid(field, f"an object nested deeper than {MAX_NESTING} levels", f"nest at most {MAX_NESTING} levels")
     return copy
 
 
 def is_too_deep(value: object) -> bool:
-    """Returns True if JSON values stand inside one another in more than ``DEPTH_LIMIT`` levels."""
+    """Returns True if JSON values stand inside one another in more than ``MAX_NESTING`` levels."""
     level: list[Any] = [value]
-    for _ in range(DEPTH_LIMIT + 1):
+    for _ in range(MAX_NESTING + 1):
         level = [each for each in level if isinstance(each, dict | list)]
         if not level:
             return False

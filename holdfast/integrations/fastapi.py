@@ -32,7 +32,7 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid
 from holdfast.core.models import JobState
 from holdfast.core.redaction import Redaction
-from holdfast.core.validation import KEY_LIMIT
+from holdfast.core.validation import MAX_KEY_LENGTH
 from holdfast.views.documents import job_document, to_builtins
 from holdfast.web.asgi import Api, hold_open
 from holdfast.web.fields import missing_field
@@ -228,7 +228,7 @@ def require_scope(scope: KeyScope) -> Callable[..., Awaitable[RequestContext]]:
 
 async def require_idempotency_key(
     request: Request,
-    _text: Annotated[str, Header(alias=KEY_HEADER, json_schema_extra={"minLength": 1, "maxLength": KEY_LIMIT})],
+    _text: Annotated[str, Header(alias=KEY_HEADER, json_schema_extra={"minLength": 1, "maxLength": MAX_KEY_LENGTH})],
 ) -> str:
     """Returns the idempotency key of the header; refuses a repeated header or one that is not UTF-8."""
     return header_key(request.scope[REQUEST]) or ""

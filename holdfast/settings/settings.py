@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from holdfast.core.errors import ConfigError, Invalid, quote_value
 from holdfast.core.fault_points import FAULTS_VARIABLE
 from holdfast.core.retry import Retry
-from holdfast.core.validation import KEY_LIMIT, did_you_mean, translate_option
+from holdfast.core.validation import MAX_KEY_LENGTH, did_you_mean, translate_option
 from holdfast.settings import toml_file
 from holdfast.settings.service_settings import ServiceSettings, find_conflicts
 from holdfast.settings.types import (
@@ -187,7 +187,7 @@ class Settings(ServiceSettings):
     )
     payload_limit = Setting(byte_size("1KiB", "64MiB"), "256KiB", "The largest payload of a job.")
     result_limit = Setting(byte_size("1KiB", "64MiB"), "1MiB", "The largest result of a job.")
-    key_limit = Setting(whole_number(1, KEY_LIMIT), KEY_LIMIT, "Characters of an idempotency key.")
+    key_limit = Setting(whole_number(1, MAX_KEY_LENGTH), MAX_KEY_LENGTH, "Characters of an idempotency key.")
     strict_idempotency = Setting(
         FLAG, False, "Whether the same key with a different submission is a conflict instead of the first job."
     )

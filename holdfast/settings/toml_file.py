@@ -24,7 +24,7 @@ from holdfast.core.errors import ConfigError
 
 FILE_NAME = "holdfast.toml"
 PROJECT_NAME = "pyproject.toml"
-SIZE_LIMIT = 1024 * 1024
+MAX_FILE_BYTES = 1024 * 1024
 
 Stamp = tuple[int, int, int] | None
 """Version of a file: modification time, size and inode; None: there is no file."""
@@ -118,7 +118,7 @@ def _read_text(path: Path, label: str) -> str:
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise ConfigError(f"{label}: this is {kind}; name a TOML file")
-        if status.st_size > SIZE_LIMIT:
+        if status.st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{label}: {status.st_size} bytes are no settings file; name a TOML file under 1 MiB")
         content = path.read_bytes()
     except FileNotFoundError:

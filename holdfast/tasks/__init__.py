@@ -9,7 +9,7 @@ signature.py   a function's parameters and the payloads that fit them
 task.py        a registered function; the registry
 """
 
-from holdfast.tasks.codec import PAYLOAD_LIMIT, RESULT_LIMIT, decode_payload, encode_payload, encode_result
+from holdfast.tasks.codec import MAX_PAYLOAD_BYTES, MAX_RESULT_BYTES, decode_payload, encode_payload, encode_result
 from holdfast.tasks.context import CURRENT, Context, LogOpener, current_job
 from holdfast.tasks.job_logger import NOTHING, JobLog, LogEntry, LogLimits
 from holdfast.tasks.scopes import HandlerScope, await_in_scopes, call_in_scopes
@@ -19,8 +19,8 @@ from holdfast.tasks.task import ErrorMatch, Executor, Registry, Task
 __all__ = [
     "CURRENT",
     "NOTHING",
-    "PAYLOAD_LIMIT",
-    "RESULT_LIMIT",
+    "MAX_PAYLOAD_BYTES",
+    "MAX_RESULT_BYTES",
     "Context",
     "ErrorMatch",
     "Executor",

@@ -24,24 +24,24 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard, get_args, get_origin, g
 import msgspec
 
 from holdfast.core.errors import Invalid, TooLarge, quote_value
-from holdfast.core.validation import DEPTH_LIMIT
+from holdfast.core.validation import MAX_NESTING
 
-PAYLOAD_LIMIT = 256 * 1024
+MAX_PAYLOAD_BYTES = 256 * 1024
 """Maximum size of a payload in bytes of UTF-8."""
-RESULT_LIMIT = 1024 * 1024
+MAX_RESULT_BYTES = 1024 * 1024
 """Maximum size of a result in bytes of UTF-8."""
-DIGIT_LIMIT = 4300
+MAX_DIGITS = 4300
 """Maximum digits of an integer, a minus sign included: the limit of CPython and msgspec."""
-OBJECT_KEY_LIMIT = 1024
+MAX_OBJECT_KEY_BYTES = 1024
 """Maximum size of an object's key in bytes of UTF-8."""
 
-_HIGHEST = 10**DIGIT_LIMIT - 1
-_LOWEST = -(10 ** (DIGIT_LIMIT - 1)) + 1
-_DIGITS_KEPT = f"at most {DIGIT_LIMIT:,} digits are kept, a minus sign counted"
+_HIGHEST = 10**MAX_DIGITS - 1
+_LOWEST = -(10 ** (MAX_DIGITS - 1)) + 1
+_DIGITS_KEPT = f"at most {MAX_DIGITS:,} digits are kept, a minus sign counted"
 _BY_IDENTITY: Any = object.__eq__
 _STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
 _KEYS = re.compile(rb'"((?:[^"\\]+|\\.)*+)"(:?)', re.DOTALL)
-_DEEPER = f"is nested deeper than {DEPTH_LIMIT} levels, or contains itself"
+_DEEPER = f"is nested deeper than {MAX_NESTING} levels, or contains itself"
 
 
 class RawText(str):
@@ -124,21 +124,21 @@ decode_json = msgspec.json.Decoder().decode
 """Decodes plain JSON values."""
 
 
-def encode(value: Any, field: str, limit: int) -> bytes:
+def encode(value: Any, field: str, max_bytes: int) -> bytes:
     """Encodes ``value`` as UTF-8 JSON within size and depth. The caller checks for losses (NaN, other keys)."""
     try:
         text = write(value)
     except Exception as error:
         raise _unwritable(value, error).error(field) from error
-    if len(text) > limit:
-        remedy = f"at most {limit:,} bytes are stored; keep the data elsewhere and pass where it is"
+    if len(text) > max_bytes:
+        remedy = f"at most {max_bytes:,} bytes are stored; keep the data elsewhere and pass where it is"
         raise TooLarge(field, RawText(f"{len(text):,} bytes"), remedy)
     if _too_deep(text):
-        raise EncodingProblem("", "a value that " + _DEEPER, f"nest at most {DEPTH_LIMIT} levels").error(field)
+        raise EncodingProblem("", "a value that " + _DEEPER, f"nest at most {MAX_NESTING} levels").error(field)
     return text
 
 
-def encode_payload(payload: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
+def encode_payload(payload: Mapping[str, Any], max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
     """Encodes arguments by name as a payload, for a task that is known by name only.
 
     Values with one obvious JSON form (datetime, UUID, Decimal, dataclass, model …) are written in it; the task's
@@ -146,18 +146,18 @@ def encode_payload(payload: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> st
     """
     if not isinstance(payload, Mapping):
         raise Invalid("payload", RawText(_a(payload)), "give a mapping: the arguments by name")
-    text = _exact(dict(payload), "payload", limit)
+    text = _exact(dict(payload), "payload", max_bytes)
     check_keys(text, "payload")
     return text.decode()
 
 
-def encode_result(value: Any, limit: int = RESULT_LIMIT) -> str | None:
+def encode_result(value: Any, max_bytes: int = MAX_RESULT_BYTES) -> str | None:
     """Encodes a handler's result as JSON text; None for None. Invalid("result", …) if it cannot be stored."""
-    return None if value is None else _exact(value, "result", limit).decode()
+    return None if value is None else _exact(value, "result", max_bytes).decode()
 
 
-def _exact(value: Any, field: str, limit: int) -> bytes:
-    text = encode(value, field, limit)
+def _exact(value: Any, field: str, max_bytes: int) -> bytes:
+    text = encode(value, field, max_bytes)
     try:
         received = decode_json(text)
     except msgspec.MsgspecError as error:
@@ -170,25 +170,25 @@ def _exact(value: Any, field: str, limit: int) -> bytes:
 
 
 def check_keys(text: bytes, field: str) -> None:
-    """Raises Invalid for an object key over ``OBJECT_KEY_LIMIT`` bytes in compact JSON."""
-    if len(text) <= OBJECT_KEY_LIMIT:
+    """Raises Invalid for an object key over ``MAX_OBJECT_KEY_BYTES`` bytes in compact JSON."""
+    if len(text) <= MAX_OBJECT_KEY_BYTES:
         return
     for match in _KEYS.finditer(text):
         if (
             match[2]
-            and len(match[1]) > OBJECT_KEY_LIMIT
-            and len(key := decode_json(b'"' + match[1] + b'"').encode()) > OBJECT_KEY_LIMIT
+            and len(match[1]) > MAX_OBJECT_KEY_BYTES
+            and len(key := decode_json(b'"' + match[1] + b'"').encode()) > MAX_OBJECT_KEY_BYTES
         ):
-            remedy = f"a key of an object may take at most {OBJECT_KEY_LIMIT:,} bytes"
+            remedy = f"a key of an object may take at most {MAX_OBJECT_KEY_BYTES:,} bytes"
             raise Invalid(field, RawText(f"a key of {len(key):,} bytes"), remedy)
 
 
-def _too_deep(text: bytes, limit: int = DEPTH_LIMIT) -> bool:
-    if len(text) <= 2 * limit or text.count(b"{") + text.count(b"[") <= limit:
+def _too_deep(text: bytes, max_depth: int = MAX_NESTING) -> bool:
+    if len(text) <= 2 * max_depth or text.count(b"{") + text.count(b"[") <= max_depth:
         return False  # a level takes two brackets
     brackets = _STRINGS.sub(b"", text).translate(bytes.maketrans(b"[]", b"{}"))
     brackets = re.sub(rb"[^{}]+", b"", brackets)
-    for _ in range(limit):
+    for _ in range(max_depth):
         brackets = brackets.replace(b"{}", b"")  # removes one level everywhere
     return b"{" in brackets
 
@@ -202,19 +202,22 @@ class _Refused(Exception):
         self.what, self.remedy, self.code = what, remedy, code
 
 
-def decode_payload(text: str | bytes, limit: int = PAYLOAD_LIMIT) -> dict[str, Any]:
+def decode_payload(text: str | bytes, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, Any]:
     """Decodes a payload, like ``decode_object``."""
-    return decode_object(text, limit, "payload")
+    return decode_object(text, max_bytes, "payload")
 
 
-def decode_object(text: str | bytes, limit: int, field: str, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
-    """Decodes a JSON object: UTF-8, no duplicate keys, no silently changed value. ``depth``: maximum nesting."""
+def decode_object(text: str | bytes, max_bytes: int, field: str, max_depth: int = MAX_NESTING) -> dict[str, Any]:
+    """Decodes a JSON object: UTF-8, no duplicate keys, no silently changed value. ``max_depth``: levels."""
     data = _utf8(text, field)
-    if len(data) > limit:
-        raise TooLarge(field, RawText(f"{len(data):,} bytes"), f"at most {limit:,} bytes are stored")
-    if _too_deep(data, depth):
+    if len(data) > max_bytes:
+        raise TooLarge(field, RawText(f"{len(data):,} bytes"), f"at most {max_bytes:,} bytes are stored")
+    if _too_deep(data, max_depth):
         raise Invalid(
-            field, RawText(f"a text nested deeper than {depth} levels"), f"nest at most {depth} levels", code="too_deep"
+            field,
+            RawText(f"a text nested deeper than {max_depth} levels"),
+            f"nest at most {max_depth} levels",
+            code="too_deep",
         )
     try:
         decoded = _STRICT_JSON.decode(data.decode())
@@ -225,7 +228,7 @@ def decode_object(text: str | bytes, limit: int, field: str, depth: int = DEPTH_
         raise Invalid(field, data.decode(), remedy, code="invalid_json") from None
     if not isinstance(decoded, dict):
         raise Invalid(field, decoded, "give a JSON object" + (": the arguments by name" if field == "payload" else ""))
-    if b"\\u" in data and (fault := find_fault(decoded, strictness=Strictness.STRICT, limit=depth)):
+    if b"\\u" in data and (fault := find_fault(decoded, strictness=Strictness.STRICT, max_depth=max_depth)):
         raise fault.error(field)  # only an escape brings a lone surrogate into valid UTF-8
     return decoded
 
@@ -248,14 +251,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, value in pairs:
         if key in found:
             raise _Refused(f"the key {quote_value(key)} twice in one object", "give each key once", "duplicate_key")
-        if len(key) * 3 > OBJECT_KEY_LIMIT and len(key.encode("utf-8", "replace")) > OBJECT_KEY_LIMIT:
-            raise _Refused("a long key", f"a key of an object may take at most {OBJECT_KEY_LIMIT:,} bytes")
+        if len(key) * 3 > MAX_OBJECT_KEY_BYTES and len(key.encode("utf-8", "replace")) > MAX_OBJECT_KEY_BYTES:
+            raise _Refused("a long key", f"a key of an object may take at most {MAX_OBJECT_KEY_BYTES:,} bytes")
         found[key] = value
     return found
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > DIGIT_LIMIT:
+    if len(digits) > MAX_DIGITS:
         raise _Refused(f"a number of {len(digits):,} digits", f"{_DIGITS_KEPT}; send text", "number_too_long")
     return int(digits)
 
@@ -299,11 +302,11 @@ def _unwritable(value: Any, error: Exception) -> EncodingProblem:
 
 
 def find_fault(
-    value: Any, path: str = "", strictness: Strictness = Strictness.LOOSE, depth: int = 0, limit: int = DEPTH_LIMIT
+    value: Any, path: str = "", strictness: Strictness = Strictness.LOOSE, depth: int = 0, max_depth: int = MAX_NESTING
 ) -> EncodingProblem | None:
     """Returns the first part of ``value`` that JSON text cannot represent; None if there is none."""
     if isinstance(value, dict | list | tuple | set | frozenset):
-        return _fault_inside(value, path, strictness, depth + 1, limit)
+        return _fault_inside(value, path, strictness, depth + 1, max_depth)
     if strictness is Strictness.STRICT and not (value is None or isinstance(value, str | int | float)):
         remedy = "nothing says how to read it again: annotate the parameter, or pass text or a number"
         return EncodingProblem(path, _a(value), remedy)
@@ -318,17 +321,20 @@ def find_fault(
     return EncodingProblem(path, _a(value), "it cannot be written as JSON; pass plain data")
 
 
-def _fault_inside(value: Any, path: str, strictness: Strictness, depth: int, limit: int) -> EncodingProblem | None:
-    if depth > limit:
-        return EncodingProblem(path[:limit], "a value that " + _DEEPER, f"nest at most {limit} levels")
+def _fault_inside(value: Any, path: str, strictness: Strictness, depth: int, max_depth: int) -> EncodingProblem | None:
+    if depth > max_depth:
+        return EncodingProblem(path[:max_depth], "a value that " + _DEEPER, f"nest at most {max_depth} levels")
     if isinstance(value, dict):
         return _first(
-            _fault_of_key(key, path, strictness) or find_fault(each, path + path_step(key), strictness, depth, limit)
+            _fault_of_key(key, path, strictness)
+            or find_fault(each, path + path_step(key), strictness, depth, max_depth)
             for key, each in value.items()
         )
     if isinstance(value, set | frozenset) and strictness is not Strictness.TYPED:
         return EncodingProblem(path, _a(value), "a set has no order and comes back as an array: give a sorted list")
-    return _first(find_fault(each, f"{path}[{index}]", strictness, depth, limit) for index, each in enumerate(value))
+    return _first(
+        find_fault(each, f"{path}[{index}]", strictness, depth, max_depth) for index, each in enumerate(value)
+    )
 
 
 def _fault_of_key(key: Any, path: str, strictness: Strictness) -> EncodingProblem | None:
@@ -390,8 +396,8 @@ def find_difference(sent: Any, received: Any, path: str = "", depth: int = 0) ->
     """
     if is_same(sent, received):
         return None
-    if depth > DEPTH_LIMIT:
-        return EncodingProblem(path, "a value that " + _DEEPER, f"nest at most {DEPTH_LIMIT} levels")
+    if depth > MAX_NESTING:
+        return EncodingProblem(path, "a value that " + _DEEPER, f"nest at most {MAX_NESTING} levels")
     if isinstance(sent, dict) and isinstance(received, dict):
         missing = _first(_fault_of_key(key, path, Strictness.STRICT) for key in sent if key not in received)
         common = (key for key in sent if key in received)

@@ -21,9 +21,9 @@ from holdfast.core.resources import UNLIMITED, ResourceLimits, as_resources, res
 from holdfast.core.validation import did_you_mean
 from holdfast.settings.settings import Settings
 
-ARGUMENTS_LIMIT = 96 * 1024
+MAX_ARGUMENTS_BYTES = 96 * 1024
 """Maximum bytes of a command's arguments and environment; every supported system can start that."""
-OUTPUT_LIMIT = 64 * 1024
+MAX_OUTPUT_BYTES = 64 * 1024
 """Bytes that are stored of stdout and of stderr, each."""
 
 _LARGEST_OUTPUT = 80 * 1024  # Twice this, each byte escaped to \u00XX, still fits a result of 1 MiB.
@@ -80,7 +80,7 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = "off"
     allow: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
-    output_limit: int = OUTPUT_LIMIT
+    output_limit: int = MAX_OUTPUT_BYTES
     roots: tuple[str, ...] = ()
     limits: ResourceLimits = UNLIMITED
     sandbox: str = "none"
@@ -107,8 +107,8 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
             self.resolve_directory(command.cwd)
         self.limits_for(command)
         size = sum(len(text.encode()) + 9 for text in (*command.words, *command.env, *command.env.values()))
-        if size > ARGUMENTS_LIMIT:
-            remedy = f"arguments and environment may take {ARGUMENTS_LIMIT} bytes; pass more through stdin"
+        if size > MAX_ARGUMENTS_BYTES:
+            remedy = f"arguments and environment may take {MAX_ARGUMENTS_BYTES} bytes; pass more through stdin"
             raise TooLarge("shell" if command.argv is None else "argv", f"{size} bytes", remedy)
         return command
 

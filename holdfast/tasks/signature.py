@@ -21,7 +21,7 @@ import msgspec.inspect
 from holdfast.core.errors import ConfigError, Invalid, TooLarge
 from holdfast.core.validation import translate_option
 from holdfast.tasks.codec import (
-    PAYLOAD_LIMIT,
+    MAX_PAYLOAD_BYTES,
     EncodingProblem,
     RawText,
     Strictness,
@@ -229,11 +229,11 @@ class Signature:
         return fault._replace(path="").error(self.field_name(name, fault.path))
 
     # ── arguments → payload ───────────────────────────────────────────────────────────────────────────────────
-    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
         """Encodes a call as a payload. Raises Invalid if a worker would receive other values."""
         given = self._by_name(args, kwargs) if args else kwargs
         try:
-            text = encode(given, "payload", limit)
+            text = encode(given, "payload", max_bytes)
             received = self.bind(text)
         except Invalid as error:
             if fault := self._fault(given, error):

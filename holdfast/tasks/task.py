@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.validation import check_priority, check_task_name, did_you_mean
-from holdfast.tasks.codec import PAYLOAD_LIMIT, decode_json, result_decoder
+from holdfast.tasks.codec import MAX_PAYLOAD_BYTES, decode_json, result_decoder
 from holdfast.tasks.signature import Signature, check_function, check_result_annotation, source_location
 
 if TYPE_CHECKING:
@@ -150,9 +150,9 @@ class Task(Generic[P, R]):
                 )
             _ = self.reference
 
-    def encode(self, args: Sequence[Any], kwargs: dict[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
+    def encode(self, args: Sequence[Any], kwargs: dict[str, Any], max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
         """Encodes a call as a payload; Invalid or TooLarge names the argument."""
-        return (self._signature or self.prepare()).encode(args, kwargs, limit)
+        return (self._signature or self.prepare()).encode(args, kwargs, max_bytes)
 
     def bind(self, payload: str) -> dict[str, Any]:
         """Decodes a payload to keyword arguments, defaults included; Invalid if it does not fit."""

@@ -18,7 +18,7 @@ from holdfast.core.error_groups import GROUP_PATTERN, check_error_group
 from holdfast.core.errors import Invalid
 from holdfast.core.models import JobState, Reason
 from holdfast.core.validation import (
-    KEY_LIMIT,
+    MAX_KEY_LENGTH,
     check_key,
     check_name,
     check_tag,
@@ -304,7 +304,7 @@ def none_of(*names: str) -> Schema:
     return {"not": {"anyOf": [{"required": [name]} for name in names]}}
 
 
-KEY_VALUE = text_value(1, KEY_LIMIT, check_key)
+KEY_VALUE = text_value(1, MAX_KEY_LENGTH, check_key)
 """An idempotency key; too long is wrong here like any other fault, not a matter of size."""
 TAG_VALUE = text_value(1, 100, check_tag)
 QUEUE_VALUE = ValueType({"type": "string", "pattern": NAME_PATTERN}, lambda value, field: check_name(field, value))

@@ -28,7 +28,7 @@ from holdfast.core.errors import (
     Unavailable,
     quote_value,
 )
-from holdfast.core.validation import DEPTH_LIMIT
+from holdfast.core.validation import MAX_NESTING
 from holdfast.tasks.codec import RawText, decode_object
 from holdfast.tasks.signature import Argument
 
@@ -417,7 +417,7 @@ def decode_body(body: bytes, limit: int) -> dict[str, Any]:
     """The JSON object of a body: each key once, and nothing that other JSON parsers read otherwise."""
     if not body:
         raise Invalid("body", RawText("nothing"), "send a JSON object", code="body_required")
-    return decode_object(body, limit, "body", DEPTH_LIMIT + _AROUND)
+    return decode_object(body, limit, "body", MAX_NESTING + _AROUND)
 
 
 def is_bare(request: ApiRequest) -> bool:

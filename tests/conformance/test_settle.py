@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.ids import new_id
-from holdfast.core.lifecycle import ERROR_LIMIT, clip_error
+from holdfast.core.lifecycle import MAX_ERROR_LENGTH, clip_error
 from holdfast.core.models import Job, JobState, Lease, Reason, Settled, Settlement
 from holdfast.stores.base import Store
 from tests.conformance.support import (
@@ -369,8 +369,8 @@ async def test_a_mixed_batch_of_500_is_answered_in_order(store: Store, clock: Ma
         "",
         "x\0y",
         clip_error("lone \ud800 surrogate"),
-        "🦺" * ERROR_LIMIT,
-        "x" * ERROR_LIMIT,
+        "🦺" * MAX_ERROR_LENGTH,
+        "x" * MAX_ERROR_LENGTH,
         "\r\n\t\x1b[31mb",
         "%_'\"\\;--",
     ],

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import Invalid, TooLarge
-from holdfast.tasks import PAYLOAD_LIMIT, decode_payload, encode_payload, encode_result
+from holdfast.tasks import MAX_PAYLOAD_BYTES, decode_payload, encode_payload, encode_result
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALARS = (
@@ -153,9 +153,9 @@ def test_depth_64_is_kept_and_65_is_not() -> None:
 
 
 def test_the_size_limit_is_exact() -> None:
-    padding = "x" * (PAYLOAD_LIMIT - len('{"x":""}'))
+    padding = "x" * (MAX_PAYLOAD_BYTES - len('{"x":""}'))
     text = encode_payload({"x": padding})
-    assert len(text) == PAYLOAD_LIMIT
+    assert len(text) == MAX_PAYLOAD_BYTES
     assert decode_payload(text) == {"x": padding}
     with pytest.raises(TooLarge, match="262,145 bytes"):
         encode_payload({"x": padding + "x"})
@@ -165,7 +165,7 @@ def test_the_size_limit_is_exact() -> None:
 
 def test_the_size_counts_bytes_not_characters() -> None:
     with pytest.raises(TooLarge):
-        encode_payload({"x": "é" * (PAYLOAD_LIMIT // 2)})
+        encode_payload({"x": "é" * (MAX_PAYLOAD_BYTES // 2)})
 
 
 def test_a_hundred_thousand_tiny_keys_are_kept_where_they_fit() -> None:

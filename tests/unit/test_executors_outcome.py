@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import Invalid
-from holdfast.core.lifecycle import ERROR_LIMIT, Dead, Failed, RetryAfter, Snooze, Snoozed, Succeeded
+from holdfast.core.lifecycle import MAX_ERROR_LENGTH, Dead, Failed, RetryAfter, Snooze, Snoozed, Succeeded
 from holdfast.core.models import Reason
 from holdfast.tasks import Task
 from holdfast.worker.executors.coroutine import drive_in_context
 from holdfast.worker.executors.outcome import (
-    TRACEBACK_LIMIT,
+    MAX_TRACEBACK_BYTES,
     describe_error,
     format_traceback,
     outcome_of,
@@ -120,15 +120,15 @@ def test_a_message_that_cannot_be_had_does_no_harm(answer: object) -> None:
 
 
 def test_a_huge_message_is_clipped() -> None:
-    assert failed(Hostile("x" * 50_000_000)).error == ("Hostile: " + "x" * ERROR_LIMIT)[:ERROR_LIMIT]
-    assert len((failed(Hostile("é" * 50_000)).traceback or "").encode()) <= TRACEBACK_LIMIT
+    assert failed(Hostile("x" * 50_000_000)).error == ("Hostile: " + "x" * MAX_ERROR_LENGTH)[:MAX_ERROR_LENGTH]
+    assert len((failed(Hostile("é" * 50_000)).traceback or "").encode()) <= MAX_TRACEBACK_BYTES
 
 
 def test_text_that_no_database_takes_is_written_out() -> None:
     error = failed(ValueError("a\0b\ud800c")).error
     assert error == "ValueError: a\\x00b\\ud800c"
     error.encode()
-    assert len(storable_text("\ud800" * 10_000)) == ERROR_LIMIT
+    assert len(storable_text("\ud800" * 10_000)) == MAX_ERROR_LENGTH
     outcome = failed(ValueError("\0\ud800"))
     assert outcome.traceback is not None
     outcome.traceback.encode()
@@ -181,7 +181,7 @@ def test_a_deep_recursion_keeps_its_end() -> None:
         dive(900)
     except ValueError as error:
         text = format_traceback(error) or ""
-    assert len(text.encode()) <= TRACEBACK_LIMIT
+    assert len(text.encode()) <= MAX_TRACEBACK_BYTES
     assert text.rstrip().endswith("ValueError: bottom")
 
 

@@ -16,7 +16,7 @@ from holdfast.core.job_changes import EDITABLE
 from holdfast.core.lifecycle import (
     CANCELLABLE,
     DELETABLE,
-    ERROR_LIMIT,
+    MAX_ERROR_LENGTH,
     REPLAYABLE,
     TRANSITIONS,
     Cancelled,
@@ -148,7 +148,7 @@ def test_an_error_text_fits_and_can_be_stored(text: str) -> None:
     error = settled(running(), Failed(error=text))[0].error
     assert error == clip_error(text)
     assert error is not None
-    assert len(error) <= ERROR_LIMIT
+    assert len(error) <= MAX_ERROR_LENGTH
     assert error.encode()
 
 

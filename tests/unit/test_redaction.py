@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.core.job_logs import LogLine
-from holdfast.core.lifecycle import ERROR_LIMIT
+from holdfast.core.lifecycle import MAX_ERROR_LENGTH
 from holdfast.core.models import Attempt, Job, JobState, Options
 from holdfast.core.redaction import REDACTED, Redaction
 from holdfast.tasks.job_logger import make_entry
@@ -130,7 +130,7 @@ def test_a_text_that_may_quote_too_many_values_is_hidden_whole() -> None:
 def test_the_beginning_of_a_value_at_the_end_of_a_cut_text_is_hidden() -> None:
     secret = "4111-2222-4111-3333"
     for length in range(4, len(secret)):
-        before = "a" * (ERROR_LIMIT - length)
+        before = "a" * (MAX_ERROR_LENGTH - length)
         assert shown_error(secret, before + secret[:length]) == before + HIDDEN
     assert shown_error(secret, f"of {secret[:9]}") == f"of {secret[:9]}"  # a whole text
     cut = make_entry("info", f"paid by {secret} and {secret}", {}, 42).text

@@ -296,11 +296,11 @@ def test_metadata_is_copied_and_measured_in_bytes():
     kept = validation.check_metadata(given_metadata)
     given_metadata["a"].clear()
     assert kept == {"a": ["é", 1, 1.5, None, True]}
-    exact = {"a": "x" * (validation.METADATA_LIMIT - 8)}
+    exact = {"a": "x" * (validation.MAX_METADATA_BYTES - 8)}
     assert validation.check_metadata(exact) == exact
     assert validation.check_metadata(nested(63)) == nested(63)
     with pytest.raises(TooLarge):
-        validation.check_metadata({"a": "é" * (validation.METADATA_LIMIT // 2)})
+        validation.check_metadata({"a": "é" * (validation.MAX_METADATA_BYTES // 2)})
 
 
 @pytest.mark.parametrize(

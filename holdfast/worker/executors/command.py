@@ -177,9 +177,9 @@ def _remove_folder(path: str) -> None:
 class _Capture:
     """Keeps the first bytes and the last lines of one output; drops the rest, so the command never blocks."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._kept = bytearray()
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
         self._tail = b""
         self.dropped = 0
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -201,8 +201,8 @@ class _Capture:
             if not data:
                 self.close()
                 return
-            left = self._limit - len(self._kept)
-            self._kept += data[:left]
+            left = self._max_bytes - len(self._buffer)
+            self._buffer += data[:left]
             self.dropped += max(0, len(data) - left)
             self._tail = (self._tail + data)[-_TAIL_SIZE:]
 
@@ -220,7 +220,7 @@ class _Capture:
 
     @property
     def text(self) -> str:
-        return self._kept.decode("utf-8", "replace")
+        return self._buffer.decode("utf-8", "replace")
 
     @property
     def last_lines(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.core.errors import Invalid
 from holdfast.core.faults import InjectedError
 from holdfast.core.lifecycle import (
-    ERROR_LIMIT,
+    MAX_ERROR_LENGTH,
     Dead,
     Failed,
     Outcome,
@@ -26,9 +26,9 @@ from holdfast.core.lifecycle import (
 )
 from holdfast.core.models import Reason
 from holdfast.core.validation import check_span
-from holdfast.tasks import RESULT_LIMIT, Task, encode_result
+from holdfast.tasks import MAX_RESULT_BYTES, Task, encode_result
 
-TRACEBACK_LIMIT = 16 * 1024
+MAX_TRACEBACK_BYTES = 16 * 1024
 """Bytes of a traceback that are kept: the last ones, which contain the error."""
 
 UNSTARTABLE_DELAY = timedelta(seconds=1)
@@ -120,7 +120,7 @@ def _describe_refusal(error: Invalid, otherwise: str) -> str:
     return storable_text(f"Invalid: {error.field}: [encrypted] is not valid; {remedy}")
 
 
-def success_outcome(value: object, limit: int = RESULT_LIMIT) -> Outcome:
+def success_outcome(value: object, max_bytes: int = MAX_RESULT_BYTES) -> Outcome:
     """Returns the outcome of a handler or command that returned ``value``.
 
     A value that cannot be stored fails the job without a retry: its work is done.
@@ -128,7 +128,7 @@ def success_outcome(value: object, limit: int = RESULT_LIMIT) -> Outcome:
     if value is None:
         return _WITHOUT_RESULT
     try:
-        return Succeeded(encode_result(value, limit))
+        return Succeeded(encode_result(value, max_bytes))
     except BaseException as error:  # encoding runs the application's code: models, __str__, properties
         return Failed(
             error=describe_error(error), reason=Reason.RESULT, traceback=format_traceback(error), retryable=False
@@ -136,7 +136,7 @@ def success_outcome(value: object, limit: int = RESULT_LIMIT) -> Outcome:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns ``TypeName: message``, storable in every store, at most ``ERROR_LIMIT`` characters. Never raises."""
+    """Returns ``TypeName: message``, storable in every store, at most ``MAX_ERROR_LENGTH`` characters. Never raises."""
     text = _headline(error)
     if issubclass(type(error), BaseExceptionGroup):  # not isinstance: it reads the exception's __class__
         leaves = list(_leaves(error, _MAX_LEAVES))
@@ -184,30 +184,30 @@ def _can_be_followed(error: BaseException) -> bool:
     return True
 
 
-def storable_text(text: str, limit: int = ERROR_LIMIT) -> str:
-    """Returns ``text`` as every store accepts it: no NUL, lone surrogates escaped, at most ``limit`` characters."""
-    clean = text[:limit].replace("\0", "\\x00")
-    return clean.encode("utf-8", "backslashreplace").decode()[:limit]
+def storable_text(text: str, max_length: int = MAX_ERROR_LENGTH) -> str:
+    """Returns ``text`` as every store accepts it: no NUL, lone surrogates escaped, up to ``max_length`` characters."""
+    clean = text[:max_length].replace("\0", "\\x00")
+    return clean.encode("utf-8", "backslashreplace").decode()[:max_length]
 
 
 def _headline(error: BaseException) -> str:
     name = _type_name(type(error))
     try:
-        message = str.__getitem__(str(error), slice(ERROR_LIMIT))  # of a subclass of str, too
+        message = str.__getitem__(str(error), slice(MAX_ERROR_LENGTH))  # of a subclass of str, too
     except BaseException as trouble:  # the application's __str__
         return f"{name}: (its message cannot be shown: {_type_name(type(trouble))})"
     return f"{name}: {message}" if message else name
 
 
-def _leaves(group: BaseException, limit: int) -> Iterator[BaseException]:
-    """Yields the first ``limit`` leaf exceptions of a group, without recursion: groups may be deep."""
+def _leaves(group: BaseException, max_count: int) -> Iterator[BaseException]:
+    """Yields the first ``max_count`` leaf exceptions of a group, without recursion: groups may be deep."""
     pending = list(reversed(_members_of(group)))
-    while pending and limit:
+    while pending and max_count:
         error = pending.pop()
         if issubclass(type(error), BaseExceptionGroup):
             pending.extend(reversed(_members_of(error)))
         else:
-            limit -= 1
+            max_count -= 1
             yield error
 
 
@@ -218,8 +218,8 @@ def _skip_own_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def traceback_tail(text: str) -> str:
-    """Returns the end of a traceback, as every store accepts it: at most ``TRACEBACK_LIMIT`` bytes."""
+    """Returns the end of a traceback, as every store accepts it: at most ``MAX_TRACEBACK_BYTES`` bytes."""
     data = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace")
-    if len(data) <= TRACEBACK_LIMIT:
+    if len(data) <= MAX_TRACEBACK_BYTES:
         return data.decode()
-    return "…" + data[3 - TRACEBACK_LIMIT :].decode("utf-8", "ignore")
+    return "…" + data[3 - MAX_TRACEBACK_BYTES :].decode("utf-8", "ignore")

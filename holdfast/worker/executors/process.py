@@ -29,7 +29,7 @@ from holdfast.core.events import ChildEnded, Events
 from holdfast.core.lifecycle import Failed, Outcome, Released
 from holdfast.core.models import Job, Reason
 from holdfast.core.resources import UNLIMITED, ResourceLimits
-from holdfast.tasks import NOTHING, RESULT_LIMIT, JobLog, LogLimits, Task
+from holdfast.tasks import MAX_RESULT_BYTES, NOTHING, JobLog, LogLimits, Task
 from holdfast.worker.executors.child import (
     ChildReply,
     ChildRequest,
@@ -66,7 +66,7 @@ class ProcessExecutor:
         events: Events,
         recycle_jobs: int | None = None,
         recycle_memory: int | None = None,
-        result_limit: int = RESULT_LIMIT,
+        result_limit: int = MAX_RESULT_BYTES,
         log: LogLimits = NOTHING,
         watcher: ResourceWatcher | None = None,
     ) -> None:

@@ -46,18 +46,18 @@ class NoThread(Exception):
 
 
 class ThreadExecutor:
-    """A pool of at most ``limit`` threads, started on demand. For one event loop."""
+    """A pool of at most ``max_threads`` threads, started on demand. For one event loop."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads = 0
         self._active = 0  # calls queued or running, including stuck ones
         self._stuck: set[_Call] = set()
 
-    def resize(self, limit: int) -> None:
+    def resize(self, max_threads: int) -> None:
         """Sets the maximum number of threads; running ones stay."""
-        self._limit = limit
+        self._max_threads = max_threads
 
     @property
     def stuck(self) -> int:
@@ -106,8 +106,8 @@ class ThreadExecutor:
         self._calls.put(call)
 
     def _add_thread(self) -> None:
-        """Starts a thread if there are more calls than threads. Stuck threads do not count against the limit."""
-        if self._active > self._threads < self._limit + len(self._stuck):
+        """Starts a thread if there are more calls than threads. Stuck threads do not count against the maximum."""
+        if self._active > self._threads < self._max_threads + len(self._stuck):
             name = f"holdfast-handler-{self._threads + 1}"
             threading.Thread(target=self._serve, name=name, daemon=True).start()
             self._threads += 1

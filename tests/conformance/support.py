@@ -245,8 +245,8 @@ def heartbeat(worker: str = WORKER, **fields: Any) -> WorkerHeartbeat:
     )
 
 
-class Follower:
-    """Asks for piece after piece."""
+class EventReader:
+    """Reads job events page by page from a cursor."""
 
     def __init__(self, store: Store, limit: int = 500, within: timedelta = timedelta(hours=1)) -> None:
         self.store, self.limit, self.max_age = store, limit, within
@@ -257,13 +257,13 @@ class Follower:
         self.mark = (await self.store.query.events(None, limit=self.limit, max_age=self.max_age)).mark
 
     async def new_events(self) -> list[JobEvent]:
-        """What is new."""
+        """Returns the events since the last call."""
         found: list[JobEvent] = []
         while True:
-            piece = await self.store.query.events(self.mark, limit=self.limit, max_age=self.max_age)
-            self.mark, self.gap = piece.mark, piece.gap
-            found += piece.endings
-            if not piece.more:
+            page = await self.store.query.events(self.mark, limit=self.limit, max_age=self.max_age)
+            self.mark, self.gap = page.mark, page.gap
+            found += page.endings
+            if not page.more:
                 return found
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from holdfast.core.clock import ManualClock
 from holdfast.core.models import JobFilter, JobState
 from holdfast.stores.base import Store
-from tests.conformance.support import Follower, ended, failing, new_job, put, running, take_ids
+from tests.conformance.support import EventReader, ended, failing, new_job, put, running, take_ids
 from tests.support.keys import Keys
 
 SECOND = timedelta(seconds=1)
@@ -53,17 +53,17 @@ async def test_new_attempt_event_reads_no_earlier_attempts(store: Store, home: s
     job = await running(store, max_attempts=None)
     keys = Keys(home)
     keys.client.rpush(f"{keys.prefix}attempts:{job.id}", *["record"] * 100_000)
-    follower = Follower(store)
-    await follower.begin()
-    begun = follower.mark
+    event_reader = EventReader(store)
+    await event_reader.begin()
+    begun = event_reader.mark
     clock.advance(1)
     await store.queueing.settle([failing(job)])
 
     took = []
     for _ in range(5):
         keys.client.config_resetstat()
-        follower.mark = begun
-        assert [each.job_id for each in await follower.new_events()] == [job.id]
+        event_reader.mark = begun
+        assert [each.job_id for each in await event_reader.new_events()] == [job.id]
         took.append(keys.client.info("commandstats")["cmdstat_lrange"]["usec_per_call"])
 
     keys.client.close()

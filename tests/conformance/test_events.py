@@ -1,4 +1,4 @@
-"""The feed of endings: a client that asks again and again gets every event."""
+"""Job events: a client that reads page after page gets every event."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.core.models import JobEvent, JobFilter, JobState, Reason
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     WORKER,
-    Follower,
+    EventReader,
     Opener,
     ended,
     ending,
@@ -32,18 +32,18 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def follower(runner: asyncio.Runner, store: Store, clock: ManualClock) -> Follower:
-    follower = Follower(store)
-    runner.run(follower.begin())
+def event_reader(runner: asyncio.Runner, store: Store, clock: ManualClock) -> EventReader:
+    event_reader = EventReader(store)
+    runner.run(event_reader.begin())
     clock.advance(5)
-    return follower
+    return event_reader
 
 
-def brief(endings: list[JobEvent]) -> list[tuple[str, JobState]]:
-    return [(each.job_id, each.state) for each in endings]
+def brief(events: list[JobEvent]) -> list[tuple[str, JobState]]:
+    return [(each.job_id, each.state) for each in events]
 
 
-async def test_every_final_state_is_reported_once(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_every_final_state_is_reported_once(store: Store, clock: ManualClock, event_reader: EventReader) -> None:
     expected = []
     for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED):
         expected.append((await ended(store, state), state))
@@ -52,21 +52,21 @@ async def test_every_final_state_is_reported_once(store: Store, clock: ManualClo
     await store.admin.cancel([waiting])
     clock.advance(5)
 
-    assert brief(await follower.new_events()) == [*expected, (waiting, JobState.CANCELLED)]
+    assert brief(await event_reader.new_events()) == [*expected, (waiting, JobState.CANCELLED)]
     clock.advance(5)
     await put(store)
     await take(store)
-    assert brief(await follower.new_events()) in ([], [(waiting, JobState.CANCELLED)])  # the last may come again
+    assert brief(await event_reader.new_events()) in ([], [(waiting, JobState.CANCELLED)])  # the last may come again
 
 
-async def test_an_ending_says_what_its_job_was(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_event_has_the_fields_of_its_job(store: Store, clock: ManualClock, event_reader: EventReader) -> None:
     (job_id,) = await put(store, new_job(task="email.send", queue="mail"))
     (job,) = await take(store, capacity={"mail": 1})
     clock.advance(3)
     started = clock()
     await store.queueing.settle([ending(job, JobState.DEAD, reason=Reason.NON_RETRYABLE, error="no such address")])
 
-    (reported,) = await follower.new_events()
+    (reported,) = await event_reader.new_events()
 
     assert reported == JobEvent(
         job_id=job_id,
@@ -84,7 +84,7 @@ async def test_an_ending_says_what_its_job_was(store: Store, clock: ManualClock,
 
 
 async def test_failed_attempts_are_reported_before_the_end(
-    store: Store, clock: ManualClock, follower: Follower
+    store: Store, clock: ManualClock, event_reader: EventReader
 ) -> None:
     job = await running(store)
     await store.queueing.settle([failing(job, "first")])
@@ -95,7 +95,7 @@ async def test_failed_attempts_are_reported_before_the_end(
     (job,) = await take(store, max_must_start=1)
     await settle(store, job)
 
-    reported = await follower.new_events()
+    reported = await event_reader.new_events()
 
     assert [(each.state, each.attempt, each.claims) for each in reported] == [
         (JobState.FAILED, 1, 1),
@@ -106,15 +106,15 @@ async def test_failed_attempts_are_reported_before_the_end(
     assert reported[0].error == "first"
 
 
-async def test_a_release_is_no_failure(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_a_release_is_no_failure(store: Store, clock: ManualClock, event_reader: EventReader) -> None:
     job = await running(store)
     await settle(store, job, JobState.QUEUED, reason=Reason.RELEASED, refund=True)
 
-    assert await follower.new_events() == []
+    assert await event_reader.new_events() == []
 
 
-async def test_long_backlog_is_reported_in_pages(store: Store, clock: ManualClock, follower: Follower) -> None:
-    follower.limit = 7
+async def test_long_backlog_is_reported_in_pages(store: Store, clock: ManualClock, event_reader: EventReader) -> None:
+    event_reader.limit = 7
     jobs = await put(store, *[new_job() for _ in range(45)])
     for number in range(9):
         batch = await take(store, limit=5)
@@ -122,7 +122,7 @@ async def test_long_backlog_is_reported_in_pages(store: Store, clock: ManualCloc
         await store.queueing.settle([failing(first, delay=HOUR), *[ending(job, JobState.SUCCEEDED) for job in rest]])
         clock.advance(1 + number % 2)
 
-    reported = await follower.new_events()
+    reported = await event_reader.new_events()
 
     assert Counter(each.job_id for each in reported) == Counter(jobs)
     assert [each.ended_at_us for each in reported] == sorted(each.ended_at_us for each in reported)
@@ -131,10 +131,10 @@ async def test_long_backlog_is_reported_in_pages(store: Store, clock: ManualCloc
 
 @pytest.mark.parametrize("number", [400, 1000])
 async def test_many_endings_of_one_instant_are_reported_once(
-    store: Store, clock: ManualClock, follower: Follower, number: int
+    store: Store, clock: ManualClock, event_reader: EventReader, number: int
 ) -> None:
     """A failed job ends all that wait for it at once."""
-    follower.limit = 100
+    event_reader.limit = 100
     (first,) = await put(store)
     waiters = await put(store, *[new_job(after=(Dependency(first),)) for _ in range(number)])
     (job,) = await take(store)
@@ -142,7 +142,7 @@ async def test_many_endings_of_one_instant_are_reported_once(
     clock.advance(5)
     last = await ended(store, JobState.SUCCEEDED)
 
-    reported = await follower.new_events()
+    reported = await event_reader.new_events()
 
     assert Counter(each.job_id for each in reported) == Counter([first, *waiters, last])
 
@@ -150,8 +150,8 @@ async def test_many_endings_of_one_instant_are_reported_once(
 async def test_nothing_is_passed_by_while_others_settle(store: Store, opener: Opener, clock: ManualClock) -> None:
     """Writers that settle at once, and who follows asks in between; time goes on."""
     others = [await opener() for _ in range(3)]
-    follower = Follower(store, limit=20)
-    await follower.begin()
+    event_reader = EventReader(store, limit=20)
+    await event_reader.begin()
     clock.advance(5)
     jobs = await put(store, *[new_job() for _ in range(120)])
     reported: Counter[str] = Counter()
@@ -166,7 +166,7 @@ async def test_nothing_is_passed_by_while_others_settle(store: Store, opener: Op
         over = False
         while not over:
             over = done.is_set()
-            reported.update(each.job_id for each in await follower.new_events())
+            reported.update(each.job_id for each in await event_reader.new_events())
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(following())
@@ -178,7 +178,7 @@ async def test_nothing_is_passed_by_while_others_settle(store: Store, opener: Op
 
 
 async def test_what_was_replayed_or_deleted_since_is_no_ending(
-    store: Store, clock: ManualClock, follower: Follower
+    store: Store, clock: ManualClock, event_reader: EventReader
 ) -> None:
     replayed = await ended(store, JobState.DEAD)
     deleted = await ended(store, JobState.SUCCEEDED)
@@ -186,30 +186,32 @@ async def test_what_was_replayed_or_deleted_since_is_no_ending(
     await store.admin.replay([replayed])
     await store.admin.delete([deleted])
 
-    assert brief(await follower.new_events()) == [(stays, JobState.DEAD)]
+    assert brief(await event_reader.new_events()) == [(stays, JobState.DEAD)]
     clock.advance(5)
     (job,) = await take(store)
     await settle(store, job)
-    reported = [each for each in await follower.new_events() if each.job_id != stays]
+    reported = [each for each in await event_reader.new_events() if each.job_id != stays]
     assert [(each.job_id, each.claims) for each in reported] == [(replayed, 2)]
 
 
-async def test_cursor_that_is_too_old_reports_a_gap(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_cursor_that_is_too_old_reports_a_gap(
+    store: Store, clock: ManualClock, event_reader: EventReader
+) -> None:
     await ended(store, JobState.SUCCEEDED)
     clock.advance(3601)
 
-    assert (await follower.new_events(), follower.gap) == ([], True)
+    assert (await event_reader.new_events(), event_reader.gap) == ([], True)
     clock.advance(5)
     job_id = await ended(store, JobState.SUCCEEDED)
-    assert (brief(await follower.new_events()), follower.gap) == ([(job_id, JobState.SUCCEEDED)], False)
+    assert (brief(await event_reader.new_events()), event_reader.gap) == ([(job_id, JobState.SUCCEEDED)], False)
 
 
-async def test_silence_is_no_absence(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_silence_is_no_absence(store: Store, clock: ManualClock, event_reader: EventReader) -> None:
     for _ in range(3):
         clock.advance(3000)
-        assert (await follower.new_events(), follower.gap) == ([], False)
+        assert (await event_reader.new_events(), event_reader.gap) == ([], False)
     job_id = await ended(store, JobState.SUCCEEDED)
-    assert (brief(await follower.new_events()), follower.gap) == ([(job_id, JobState.SUCCEEDED)], False)
+    assert (brief(await event_reader.new_events()), event_reader.gap) == ([(job_id, JobState.SUCCEEDED)], False)
 
 
 @pytest.mark.parametrize("mark", ["", "no", "1.2.3.4.5.6.x", "9" * 40, "1.1~1.1", "-1.-1", "1.1.1-", "٣.٣", "a" * 5000])
@@ -218,12 +220,14 @@ async def test_what_is_no_mark_is_refused(store: Store, mark: str) -> None:
         await store.query.events(mark, limit=10, max_age=HOUR)
 
 
-async def test_cursor_that_was_never_issued_is_harmless(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_cursor_that_was_never_issued_is_harmless(
+    store: Store, clock: ManualClock, event_reader: EventReader
+) -> None:
     job_id = await ended(store, JobState.SUCCEEDED)
     for mark in ("0.0", "1.99999999999999999", f"{clock()}.{10**16}", f"{clock() + 10**12}.1"):
         await store.query.events(mark, limit=10, max_age=HOUR)
 
-    assert brief(await follower.new_events()) == [(job_id, JobState.SUCCEEDED)]
+    assert brief(await event_reader.new_events()) == [(job_id, JobState.SUCCEEDED)]
     assert await store.query.count(JobFilter()) == 1
 
 
@@ -246,10 +250,10 @@ async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: M
         f"{now}.4.1-{10**17 - 1}",
         f"{now}.4.1-{10**8}~{now}.{top}~1.{recent}.0",
     ):
-        follower = Follower(store)
-        follower.mark = made_up
+        event_reader = EventReader(store)
+        event_reader.mark = made_up
         try:
-            found = {each.job_id for each in await follower.new_events()}
+            found = {each.job_id for each in await event_reader.new_events()}
         except Invalid:
             continue
         assert not found & old, made_up
@@ -258,31 +262,33 @@ async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: M
 
 
 async def test_a_bookmark_names_no_job_and_passes_nothing_by(
-    store: Store, clock: ManualClock, follower: Follower
+    store: Store, clock: ManualClock, event_reader: EventReader
 ) -> None:
     jobs = await put(store, *[new_job() for _ in range(6)])
     await store.admin.cancel(jobs[:4])  # at one instant
     clock.advance(5)
     await store.admin.cancel(jobs[4:])
-    mark, reported, more = follower.mark, set(), True
+    mark, reported, more = event_reader.mark, set(), True
     while more:
-        piece = await store.query.events(mark, limit=1, max_age=HOUR)
-        mark, more = piece.mark, piece.more
-        reported |= {each.job_id for each in piece.endings}
-        assert not [job_id for job_id in jobs if job_id in piece.public_cursor]
-        other = Follower(store, limit=1)
-        other.mark = piece.public_cursor
+        page = await store.query.events(mark, limit=1, max_age=HOUR)
+        mark, more = page.mark, page.more
+        reported |= {each.job_id for each in page.endings}
+        assert not [job_id for job_id in jobs if job_id in page.public_cursor]
+        other = EventReader(store, limit=1)
+        other.mark = page.public_cursor
         assert reported | {each.job_id for each in await other.new_events()} == set(jobs)
 
 
-async def test_last_page_includes_ends_since_the_first(store: Store, clock: ManualClock, follower: Follower) -> None:
+async def test_last_page_includes_ends_since_the_first(
+    store: Store, clock: ManualClock, event_reader: EventReader
+) -> None:
     jobs = await put(store, *[new_job() for _ in range(7)])
     await store.admin.cancel(jobs[:3])
-    first = await store.query.events(follower.mark, limit=2, max_age=HOUR)
+    first = await store.query.events(event_reader.mark, limit=2, max_age=HOUR)
     clock.advance(5)
     await store.admin.cancel(jobs[3:])
-    follower.mark, follower.limit = first.mark, 2
-    assert {each.job_id for each in (*first.endings, *await follower.new_events())} == set(jobs)
+    event_reader.mark, event_reader.limit = first.mark, 2
+    assert {each.job_id for each in (*first.endings, *await event_reader.new_events())} == set(jobs)
 
 
 async def test_a_wait_for_any_ending_ends_with_one(store: Store, opener: Opener) -> None:
@@ -297,7 +303,7 @@ async def test_a_wait_for_any_ending_ends_with_one(store: Store, opener: Opener)
 
 
 async def test_job_that_ends_twice_in_one_instant_is_reported_as_it_stands(
-    store: Store, clock: ManualClock, follower: Follower
+    store: Store, clock: ManualClock, event_reader: EventReader
 ) -> None:
     job = await running(store)
     await settle(store, job)
@@ -305,4 +311,4 @@ async def test_job_that_ends_twice_in_one_instant_is_reported_as_it_stands(
     (again,) = await take(store)
     await settle(store, again, JobState.DEAD, reason=Reason.ERROR, error="boom")
     clock.advance(5)
-    assert brief(await follower.new_events()) == [(job.id, JobState.DEAD)]
+    assert brief(await event_reader.new_events()) == [(job.id, JobState.DEAD)]

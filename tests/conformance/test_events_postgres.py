@@ -1,4 +1,4 @@
-"""The feed of endings where transactions become visible in another order than they dated what they wrote."""
+"""Job events of PostgreSQL, where transactions become visible in another order than they dated their rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.common.event_cursor import FIRST_ID
 from holdfast.stores.postgres.events import SnapshotCursor
 from holdfast.stores.postgres.pool import parse_url
-from tests.conformance.support import Follower, ending, new_job, put, stored, take
+from tests.conformance.support import EventReader, ending, new_job, put, stored, take
 
 FOREIGN = "create temporary table if not exists anything (n int); insert into anything values (1)"
 """What gives a transaction its number, and nothing of ours to do."""
@@ -46,11 +46,11 @@ async def complete(link: Any, store: Store, clock: ManualClock, job: Job) -> Non
     assert await link.fetchval(f'select accepted from "{schema}".complete($1)', given)  # noqa: S608 - a name of ours
 
 
-async def begun(store: Store, clock: ManualClock, within: timedelta = timedelta(hours=1)) -> Follower:
-    follower = Follower(store, within=within)
-    await follower.begin()
+async def begun(store: Store, clock: ManualClock, within: timedelta = timedelta(hours=1)) -> EventReader:
+    event_reader = EventReader(store, within=within)
+    await event_reader.begin()
     clock.advance(1)
-    return follower
+    return event_reader
 
 
 def ids(reported: list[Any]) -> list[str]:
@@ -60,58 +60,58 @@ def ids(reported: list[Any]) -> list[str]:
 async def test_late_commit_is_not_skipped(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job() for _ in range(3)])
     late, quick, last = await take(store)
-    follower = await begun(store, clock)
+    event_reader = await begun(store, clock)
     async with connected(store) as link, link.transaction():
         await complete(link, store, clock, late)
         for job in (quick, last):  # dated later, and seen sooner, for a while
             clock.advance(5)
             await store.queueing.settle([ending(job, JobState.SUCCEEDED)])
-            assert ids(await follower.new_events()) == [job.id]
+            assert ids(await event_reader.new_events()) == [job.id]
         clock.advance(5)
-        assert await follower.new_events() == []
-    assert ids(await follower.new_events()) == [late.id]
-    assert await follower.new_events() == []
+        assert await event_reader.new_events() == []
+    assert ids(await event_reader.new_events()) == [late.id]
+    assert await event_reader.new_events() == []
 
 
 async def test_job_ended_inside_a_savepoint_is_not_skipped(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job() for _ in range(2)])
     within, other = await take(store)
-    follower = await begun(store, clock)
+    event_reader = await begun(store, clock)
     async with connected(store) as link, link.transaction():
         async with link.transaction():
             await complete(link, store, clock, within)
         await store.queueing.settle([ending(other, JobState.SUCCEEDED)])
-        assert ids(await follower.new_events()) == [other.id]
-    assert ids(await follower.new_events()) == [within.id]
+        assert ids(await event_reader.new_events()) == [other.id]
+    assert ids(await event_reader.new_events()) == [within.id]
     await store.admin.replay([within.id], force=True)
     (again,) = await take(store)
     await store.queueing.settle([ending(again, JobState.DEAD)])
-    assert [(each.job_id, each.claims) for each in await follower.new_events()] == [(within.id, 2)]
+    assert [(each.job_id, each.claims) for each in await event_reader.new_events()] == [(within.id, 2)]
 
 
 async def test_only_writer_that_commits_late_is_not_skipped(store: Store, clock: ManualClock) -> None:
     """A snapshot does not list the newest transaction while no later one is over."""
     await put(store)
     (job,) = await take(store, lease_for=timedelta(hours=1))
-    follower = await begun(store, clock)
+    event_reader = await begun(store, clock)
     async with connected(store) as link, link.transaction():
         await complete(link, store, clock, job)
         for _ in range(3):
             clock.advance(60)
-            assert await follower.new_events() == []
-    assert ids(await follower.new_events()) == [job.id]
+            assert await event_reader.new_events() == []
+    assert ids(await event_reader.new_events()) == [job.id]
 
 
 async def test_commit_hours_late_is_not_skipped_within_the_requested_period(store: Store, clock: ManualClock) -> None:
     await put(store)
     (job,) = await take(store, lease_for=timedelta(hours=9))
-    follower = await begun(store, clock, within=timedelta(days=1))
+    event_reader = await begun(store, clock, within=timedelta(days=1))
     async with connected(store) as link, link.transaction():
         await complete(link, store, clock, job)
         for _ in range(3):
             clock.advance(timedelta(minutes=50).total_seconds())
-            assert await follower.new_events() == []
-    assert ids(await follower.new_events()) == [job.id]
+            assert await event_reader.new_events() == []
+    assert ids(await event_reader.new_events()) == [job.id]
 
 
 async def test_subscription_during_an_old_transaction_reports_its_events(store: Store, clock: ManualClock) -> None:
@@ -120,23 +120,23 @@ async def test_subscription_during_an_old_transaction_reports_its_events(store: 
     async with connected(store) as link, link.transaction():
         await complete(link, store, clock, job)
         clock.advance(timedelta(minutes=30).total_seconds())
-        follower = await begun(store, clock)
-    assert ids(await follower.new_events()) == [job.id]
-    assert await follower.new_events() == []
+        event_reader = await begun(store, clock)
+    assert ids(await event_reader.new_events()) == [job.id]
+    assert await event_reader.new_events() == []
 
 
 async def test_end_does_not_repeat_when_another_job_depends_on_it(store: Store, clock: ManualClock) -> None:
     (job_id,) = await put(store)
     (job,) = await take(store)
-    follower = await begun(store, clock)
+    event_reader = await begun(store, clock)
     await store.queueing.settle([ending(job, JobState.SUCCEEDED)])
-    assert ids(await follower.new_events()) == [job_id]
+    assert ids(await event_reader.new_events()) == [job_id]
     await put(store, new_job(after=(Dependency(job_id, Condition.SUCCESS),)))
-    assert await follower.new_events() == []
+    assert await event_reader.new_events() == []
 
 
 async def test_a_transaction_is_known_by_its_begin(store: Store, clock: ManualClock) -> None:
-    """Else the first look of who follows went through an hour's endings."""
+    """Otherwise the first read of a client would scan the events of an hour."""
     clock.advance(time.time() - clock() / 1e6)
     async with connected(store) as link, link.transaction():
         await link.execute(FOREIGN)
@@ -151,22 +151,22 @@ async def test_others_long_transactions_hold_up_nothing(store: Store, clock: Man
     """However long another client has one open on this server, what ends meanwhile appears, and once."""
     async with connected(store) as link, link.transaction():
         await link.execute(FOREIGN)
-        follower = await begun(store, clock)
+        event_reader = await begun(store, clock)
         for _ in range(10):
             (job_id,) = await put(store)
             (job,) = await take(store)
             await store.queueing.settle([ending(job, JobState.SUCCEEDED)])
-            assert ids(await follower.new_events()) == [job_id]
+            assert ids(await event_reader.new_events()) == [job_id]
             clock.advance(300)
-    assert await follower.new_events() == []
+    assert await event_reader.new_events() == []
 
 
 async def test_twenty_slow_writers_are_all_reported_once(store: Store, clock: ManualClock) -> None:
     """Some end jobs behind savepoints, some roll back, and some have written something of their own before."""
     await put(store, *[new_job() for _ in range(200)])
     jobs = await take(store, limit=200)
-    follower = await begun(store, clock)
-    follower.limit = 10
+    event_reader = await begun(store, clock)
+    event_reader.limit = 10
     reported: Counter[str] = Counter()
     chance = random.Random(7)
 
@@ -179,7 +179,7 @@ async def test_twenty_slow_writers_are_all_reported_once(store: Store, clock: Ma
         over = False
         while not over:
             over = writers.done()
-            reported.update(ids(await follower.new_events()))
+            reported.update(ids(await event_reader.new_events()))
 
     writers = asyncio.gather(*[writing(jobs[n::20]) for n in range(20)])
     await asyncio.gather(writers, following(writers))
@@ -207,11 +207,11 @@ async def _slowly(link: Any, store: Store, clock: ManualClock, job: Job, chance:
 
 
 async def test_a_mark_of_another_server_is_a_gap(store: Store, clock: ManualClock) -> None:
-    follower = await begun(store, clock)
-    at, top, *_ = follower.mark.split(".")
-    follower.mark = f"{at}.{int(top) + 10**9}"
+    event_reader = await begun(store, clock)
+    at, top, *_ = event_reader.mark.split(".")
+    event_reader.mark = f"{at}.{int(top) + 10**9}"
 
-    assert (await follower.new_events(), follower.gap) == ([], True)
+    assert (await event_reader.new_events(), event_reader.gap) == ([], True)
 
 
 @pytest.mark.parametrize("rest", ["5.0-1", "5.5-1", "5.9-1", f"5~NOW.5~1.{'-' * 36}.1", "5~NOW.5.9-1~1.NO_JOB.1"])
@@ -234,7 +234,7 @@ async def test_snapshot_unknown_to_this_server_is_a_gap(
 
 async def test_a_mark_outlives_many_transactions(store: Store, clock: ManualClock) -> None:
     """Who comes back within the hour goes on where they were."""
-    follower = await begun(store, clock)
+    event_reader = await begun(store, clock)
     ended = []
     for _ in range(30):
         (job_id,) = await put(store)
@@ -243,6 +243,6 @@ async def test_a_mark_outlives_many_transactions(store: Store, clock: ManualCloc
         ended.append(job_id)
         clock.advance(timedelta(minutes=1).total_seconds())
 
-    follower.limit = 4
-    assert ids(await follower.new_events()) == ended
+    event_reader.limit = 4
+    assert ids(await event_reader.new_events()) == ended
     assert (await stored(store, ended[0])).state is JobState.SUCCEEDED

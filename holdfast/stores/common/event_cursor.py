@@ -1,7 +1,7 @@
-"""Marks in the feed of endings for stores in which later endings are seen later: one writer, or scripts one by one.
+"""Cursors of job events for stores in which events become visible in their order: SQLite and Redis.
 
-There an instant, and a place among its endings, are the position of a reader. What sets a clock back a little, as a
-takeover by a replica may, is met by reading the last moments again.
+A cursor is an instant and a position among the events of that instant. A clock may be set back a little, as by a
+failover to a replica: the last second is read again.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from holdfast.core.errors import Invalid
 from holdfast.core.models import MICROSECOND, JobEvent, JobEvents
 
 OVERLAP_US = 1_000_000
-"""What is read again, in case the clock was set back."""
+"""Span that is read again, in case the clock was set back."""
 LAST = "ffffffff-ffff-ffff-ffff-ffffffffffff"
-"""Behind every job of an instant."""
+"""Sorts behind every job of an instant."""
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
-"""Before every job of an instant."""
+"""Sorts before every job of an instant."""
 _MARK = re.compile(r"(\d{1,17})\.(\d{1,17})(?:\.([0-9a-f-]{36})\.(\d{1,16}))?", re.ASCII)
 
-Place = tuple[int, str, int]
-"""Instant, job and claims of an ending."""
+EventPosition = tuple[int, str, int]
+"""Instant, job and claims of an event."""
 
 
 class EventCursor(NamedTuple):
-    """Position of a reader of events: a place, or an instant where no more was there."""
+    """Position of a reader: that of an event, or an instant up to which it has read all events."""
 
     read_at_us: int
     at: int
@@ -35,7 +35,7 @@ class EventCursor(NamedTuple):
 
     @classmethod
     def read(cls, text: str | int) -> EventCursor:
-        """From its text, or an instant; Invalid for other text."""
+        """Parses a cursor, or takes an instant; raises Invalid for other text."""
         if isinstance(text, int):
             return cls(text, text)
         found = _MARK.fullmatch(text)
@@ -47,30 +47,30 @@ class EventCursor(NamedTuple):
         position = "" if self.job_id is None else f".{self.job_id}.{self.claims}"
         return f"{self.read_at_us}.{self.at}{position}"
 
-    def start_place(self, earliest_us: int) -> Place:
-        """Behind which place to go on; never before the earliest instant."""
+    def start_position(self, earliest_us: int) -> EventPosition:
+        """Returns the position behind which to read on; never before the earliest instant."""
         position = (self.at - OVERLAP_US, "", 0) if self.job_id is None else (self.at, self.job_id, self.claims)
         return max(position, (earliest_us - OVERLAP_US, "", 0))
 
-    def events_until(self, endings: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
+    def events_until(self, events: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
         """Returns the events up to this position."""
         outside = self if self.job_id in (None, LAST) else self._replace(job_id=FIRST_ID, claims=0)
-        return JobEvents(endings=endings, mark=str(self), public_cursor=str(outside), more=more, gap=gap)
+        return JobEvents(endings=events, mark=str(self), public_cursor=str(outside), more=more, gap=gap)
 
     def is_gap(self, now_us: int, max_age: timedelta) -> bool:
-        """Returns True if that is too long ago, or in no past of this store."""
+        """Returns True if the cursor is older than ``max_age``, or was not issued by this store."""
         return not now_us - max_age // MICROSECOND <= self.read_at_us <= now_us + OVERLAP_US * 60
 
 
-def place_of(ending: JobEvent) -> Place:
+def position_of(event: JobEvent) -> EventPosition:
     """Returns the position of an event in the feed."""
-    return ending.ended_at_us, ending.job_id, ending.claims
+    return event.ended_at_us, event.job_id, event.claims
 
 
 def slice_events(mark: EventCursor, found: list[JobEvent], limit: int, now_us: int) -> JobEvents:
-    """The first ``limit`` endings found behind a mark, in order; there may be more of it."""
+    """Returns the first ``limit`` of the events found behind a mark, in order. ``found`` may have one more."""
     if len(found) > limit:
-        return EventCursor(now_us, *place_of(found[limit - 1])).events_until(found[:limit], more=True)
+        return EventCursor(now_us, *position_of(found[limit - 1])).events_until(found[:limit], more=True)
     if not found:
         return mark._replace(read_at_us=now_us).events_until([])
     return EventCursor(now_us, max(mark.at, found[-1].ended_at_us)).events_until(found)

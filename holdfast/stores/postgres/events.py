@@ -1,6 +1,7 @@
-"""The feed of endings. Transactions are not seen in the order in which they began, or dated what they wrote: so a mark
-says which transactions had been seen, and the next piece is what has become visible since. See docs/adr/0026.
-And figures of what there is.
+"""Job events and stats of PostgreSQL.
+
+Transactions become visible in another order than they began or dated their rows. So a cursor holds a snapshot, and the
+next page has the events that have become visible since. See docs/adr/0026.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any, NamedTuple
 
 from holdfast.core.models import MICROSECOND, JobEvent, JobEvents
 from holdfast.core.stats import CountGroup, JobStats
-from holdfast.stores.common.event_cursor import FIRST_ID, Place, not_a_mark, place_of
+from holdfast.stores.common.event_cursor import FIRST_ID, EventPosition, not_a_mark, position_of
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text
 from holdfast.stores.postgres.pool import PostgresPool
 
 LAG_US = 10_000_000
-"""How long after its begin a statement may get its transaction's number: as long as a statement may take."""
+"""Microseconds from the begin of a statement until its transaction has its xid, at most: the longest statement."""
 _AHEAD_US = 60_000_000  # how far ahead of the clock a mark may be: the clock was set back
 _SNAPSHOT = r"\d{1,17}\.\d{1,18}(?:\.\d{1,18}-\d{1,17}){0,2000}"
 _JOB = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -26,8 +27,8 @@ _MARK = re.compile(rf"({_SNAPSHOT})(?:~({_SNAPSHOT})~(\d{{1,17}})\.({_JOB})\.(\d
 
 
 class TransactionSnapshot(NamedTuple):
-    """Which transactions were over: those whose number is below ``top`` and not among the ``running`` ones. For each of
-    these, the instant before which it can have dated nothing."""
+    """The finished transactions: xids below ``top`` that are not ``running``. ``running`` has the earliest instant that
+    each of them can have written."""
 
     at: int
     top: int
@@ -35,7 +36,7 @@ class TransactionSnapshot(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> TransactionSnapshot:
-        """From its text; Invalid for what PostgreSQL could not have written."""
+        """Parses a snapshot; raises Invalid for text that PostgreSQL cannot have written."""
         at, top, *running = text.split(".")
         pairs = (each.split("-") for each in running)
         lows = {int(top) - int(below): int(at) - 1000 * int(age) for below, age in pairs}
@@ -49,30 +50,30 @@ class TransactionSnapshot(NamedTuple):
 
     @property
     def native(self) -> str:
-        """As PostgreSQL writes it."""
+        """Returns the snapshot as a ``pg_snapshot``."""
         running = sorted(self.running)
         return f"{min([self.top, *running])}:{self.top}:{','.join(map(str, running))}"
 
     def followed_by(self, at: int, top: int, running: list[int]) -> TransactionSnapshot:
-        """A later one: what is new among the running ones began behind this one."""
+        """Returns a later snapshot; a transaction that is new in it began after this one."""
         return TransactionSnapshot(at, top, {xid: self.running.get(xid, self.at - LAG_US) for xid in running})
 
     def earliest_visible(self, later: TransactionSnapshot) -> int:
-        """Before which instant nothing is dated that became visible between this one and a later one."""
-        over = [low for xid, low in self.running.items() if xid not in later.running]
-        return min([self.at - LAG_US, *over])
+        """Returns the earliest instant of rows that became visible between this snapshot and a later one."""
+        finished = [low for xid, low in self.running.items() if xid not in later.running]
+        return min([self.at - LAG_US, *finished])
 
 
 class SnapshotCursor(NamedTuple):
-    """Position of a reader: all that was ``seen``, and of the ``shown`` since, up to a place."""
+    """Position of a reader: all events ``seen``, and those of the snapshot ``shown`` up to a position."""
 
     seen: TransactionSnapshot
     shown: TransactionSnapshot | None = None
-    place: Place = (0, FIRST_ID, 0)
+    position: EventPosition = (0, FIRST_ID, 0)
 
     @classmethod
     def read(cls, text: str | int) -> SnapshotCursor:
-        """From its text, or an instant, with no transaction seen; Invalid for what is none."""
+        """Parses a cursor, or takes an instant with no transaction seen; raises Invalid for other text."""
         if isinstance(text, int):
             return cls(TransactionSnapshot(text + LAG_US, 1, {}))
         found = _MARK.fullmatch(text)
@@ -89,17 +90,17 @@ class SnapshotCursor(NamedTuple):
     def __str__(self) -> str:
         if self.shown is None:
             return str(self.seen)
-        at, job_id, claims = self.place
+        at, job_id, claims = self.position
         return f"{self.seen}~{self.shown}~{at}.{job_id}.{claims}"
 
     def events_until(self, found: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
-        """Returns events up to here, without attempts of jobs that are being deleted."""
-        outside = self._replace(place=(self.place[0], FIRST_ID, 0))
-        there = [each for each in found if each.task]
-        return JobEvents(endings=there, mark=str(self), public_cursor=str(outside), more=more, is_exact=True, gap=gap)
+        """Returns the events up to this position, without attempts of jobs that are being deleted."""
+        outside = self._replace(position=(self.position[0], FIRST_ID, 0))
+        stored = [each for each in found if each.task]
+        return JobEvents(endings=stored, mark=str(self), public_cursor=str(outside), more=more, is_exact=True, gap=gap)
 
     def is_gap(self, at: int, number: int, earliest: int) -> bool:
-        """Returns True if that is too long ago, or in no past of this server."""
+        """Returns True if the cursor is before ``earliest``, or was not issued by this server."""
         known = all(0 < each.top <= number for each in (self.seen, self.shown or self.seen))
         return not known or not earliest <= self.seen.at <= at + _AHEAD_US
 
@@ -116,18 +117,20 @@ class Feed:
         ((at, number),) = await self._pool.fetch(self._sql["assign_xid"])
         earliest = at - max_age // MICROSECOND
         if mark is None or mark.is_gap(at, number, earliest):
-            begin = await self._begun(at, number, earliest)
+            begin = await self._initial_snapshot(at, number, earliest)
             return SnapshotCursor(begin).events_until([], gap=mark is not None)
         shown = mark.shown or mark.seen.followed_by(at, *await self._running())
         found = await self._between(mark, shown, earliest - LAG_US, limit + 1)
         if len(found) > limit:
-            return SnapshotCursor(mark.seen, shown, place_of(found[limit - 1])).events_until(found[:limit], more=True)
+            return SnapshotCursor(mark.seen, shown, position_of(found[limit - 1])).events_until(
+                found[:limit], more=True
+            )
         # After an earlier read's snapshot the present is not reached: another one shows what has ended since.
         return SnapshotCursor(shown).events_until(found, more=mark.shown is not None)
 
-    async def _begun(self, at: int, number: int, earliest: int) -> TransactionSnapshot:
-        """From now on. A transaction has dated nothing before it began; where that is hidden from our role, or our
-        clock is another, nothing before ``earliest`` is looked for."""
+    async def _initial_snapshot(self, at: int, number: int, earliest: int) -> TransactionSnapshot:
+        """Returns the snapshot from which a new reader starts. A transaction writes no instant before its begin; if
+        the role may not see the begin, or the clocks differ, ``earliest`` is the bound."""
         starts = dict(await self._pool.fetch(self._sql["running_transactions"], top=number))
         top, running = await self._running()
         older = {xid: starts.get(xid, earliest) for xid in running if xid < number}
@@ -135,8 +138,8 @@ class Feed:
         return TransactionSnapshot(at, top, dict.fromkeys(running, at - LAG_US) | known)
 
     async def _running(self) -> tuple[int, list[int]]:
-        """The next transaction's number, and the running ones. A snapshot does not list who has a higher number than
-        all that are over: so a number is taken before, and an unlisted transaction got its own later."""
+        """Returns the next xid and the running ones. A snapshot lists no xid above the highest finished one: so an xid
+        is assigned before, and any unlisted transaction got its xid later."""
         ((native,),) = await self._pool.fetch(self._sql["snapshot"])
         _, top, running = native.split(":")
         return int(top), [int(xid) for xid in running.split(",") if xid]
@@ -163,7 +166,7 @@ class Feed:
     async def _between(
         self, mark: SnapshotCursor, shown: TransactionSnapshot, earliest: int, limit: int
     ) -> list[JobEvent]:
-        seen, (at, job_id, claims) = mark.seen, mark.place
+        seen, (at, job_id, claims) = mark.seen, mark.position
         rows = await self._pool.fetch(
             self._sql["events"],
             low=max(seen.earliest_visible(shown), at, earliest),
@@ -175,10 +178,10 @@ class Feed:
             top=shown.top,
             limit=limit,
         )
-        return [_ending(row) for row in rows]
+        return [_job_event(row) for row in rows]
 
 
-def _ending(row: Any) -> JobEvent:
+def _job_event(row: Any) -> JobEvent:
     job_id, task, queue, code, claims, attempt, worker, started_at, ended_at, reason, error = row
     return JobEvent(
         job_id=job_id,

@@ -62,10 +62,10 @@ class PostgresNotifications(Listener):
     def notify_committed(self, topics: Iterable[str], ended: Sequence[str] = ()) -> None:
         """Notifies of these topics, and of jobs that have ended, after the commit."""
         ready = set(topics)
-        endings = {f"job:{job_id}" for job_id in ended} if len(ended) <= _MAX_NAMED else {"job:*"}
-        self.waiters.wake_topics(ready | endings)
+        end_topics = {f"job:{job_id}" for job_id in ended} if len(ended) <= _MAX_NAMED else {"job:*"}
+        self.waiters.wake_topics(ready | end_topics)
         self._notifiers["ready"].notify_soon(ready)
-        self._notifiers["ended"].notify_soon(endings)
+        self._notifiers["ended"].notify_soon(end_topics)
 
     def transaction_parameters(self, topic: str) -> dict[str, str | None]:
         """Channel and payload of a NOTIFY inside a transaction; both None if it is to be sent after the commit."""

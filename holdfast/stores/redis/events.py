@@ -1,4 +1,4 @@
-"""The feed of endings: scripts run one by one, so later endings are seen later."""
+"""Job events of Redis: scripts run one by one, so events become visible in their order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.core.models import MICROSECOND, Attempt, Job, JobEvent, JobEvents, JobState
 from holdfast.core.stats import JobStats
-from holdfast.stores.common.event_cursor import LAST, OVERLAP_US, EventCursor, place_of
+from holdfast.stores.common.event_cursor import LAST, OVERLAP_US, EventCursor, position_of
 from holdfast.stores.redis.encoding import shown_attempts
 from holdfast.stores.redis.query import Counting, Read
 
@@ -23,7 +23,7 @@ class RedisQuery(Read):
         if after is None:
             return _from_now(await self.server_time_us())
         mark = EventCursor.read(after)
-        behind, _, _ = mark.start_place(0)
+        behind, _, _ = mark.start_position(0)
         back = max_age // MICROSECOND + OVERLAP_US
         size = _BATCH
         while True:
@@ -34,7 +34,7 @@ class RedisQuery(Read):
             if until is not None:
                 break
             size *= 2  # one script can end any number of jobs at one instant
-        found = sorted(await self._events_of(kinds, until), key=place_of)
+        found = sorted(await self._events_of(kinds, until), key=position_of)
         if more:
             return EventCursor(int(now_us), until, LAST).events_until(found, more=True, gap=bool(gone))
         drained = EventCursor(int(now_us), until) if until else mark._replace(read_at_us=int(now_us))
@@ -44,9 +44,9 @@ class RedisQuery(Read):
         return await Counting(self._pool, self, max_count).count_groups(recent)
 
     async def _events_of(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:
-        """The endings up to an instant. Jobs that were replayed or deleted since are left out."""
-        endings, failures = _endings_of(kinds), _failures_of(kinds[3])
-        wanted = [each for each in endings if each[1] <= until]
+        """Returns the events up to an instant, without jobs that were replayed or deleted since."""
+        ended, failures = _ended_of(kinds), _failures_of(kinds[3])
+        wanted = [each for each in ended if each[1] <= until]
         attempts = [each for each in failures if each[1] <= until]
         ids = list(dict.fromkeys([job_id for job_id, *_ in (*wanted, *attempts)]))
         jobs = dict(zip(ids, await self.summaries(ids), strict=True))
@@ -54,11 +54,11 @@ class RedisQuery(Read):
         for job_id, at, state in wanted:
             job = jobs[job_id]
             if job is not None and job.state is state and job.ended_at_us == at:
-                found.append(_ended(job))
+                found.append(_job_event(job))
         for job_id, _, attempt in attempts:
             job = jobs[job_id]
             if job is not None:
-                found.append(_failed(job, attempt))
+                found.append(_attempt_event(job, attempt))
         return found
 
 
@@ -67,9 +67,9 @@ def _from_now(now_us: int, *, gap: bool = False) -> JobEvents:
 
 
 def _until(kinds: Sequence[Any], size: int) -> tuple[int | None, bool]:
-    """Up to which instant everything is there, and whether there is more behind it; 0 where there is nothing.
+    """Returns the instant up to which all events were read, 0 without events, and True if there are more behind it.
 
-    None where that takes more than ``size`` entries of a kind.
+    The instant is None if it has ``size`` entries of a kind or more.
     """
     instants = [
         [_instant(each.partition(b":")[0]) for each in kinds[0]],
@@ -85,11 +85,11 @@ def _until(kinds: Sequence[Any], size: int) -> tuple[int | None, bool]:
 
 
 def _instant(text: bytes) -> int:
-    """0 for foreign text."""
+    """Returns an instant; 0 for text of another program."""
     return int(text) if text.isdigit() else 0
 
 
-def _endings_of(kinds: Sequence[Any]) -> list[tuple[str, int, JobState]]:
+def _ended_of(kinds: Sequence[Any]) -> list[tuple[str, int, JobState]]:
     found = []
     for entry in kinds[0]:
         at, _, job_id = entry.partition(b":")
@@ -111,7 +111,7 @@ def _failures_of(flat: Sequence[Any]) -> list[tuple[str, int, Attempt]]:
     ]
 
 
-def _ended(job: Job) -> JobEvent:
+def _job_event(job: Job) -> JobEvent:
     return JobEvent(
         job_id=job.id,
         task=job.task,
@@ -127,7 +127,7 @@ def _ended(job: Job) -> JobEvent:
     )
 
 
-def _failed(job: Job, attempt: Attempt) -> JobEvent:
+def _attempt_event(job: Job, attempt: Attempt) -> JobEvent:
     return JobEvent(
         job_id=job.id,
         task=job.task,

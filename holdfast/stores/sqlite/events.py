@@ -1,4 +1,4 @@
-"""The feed of endings: one writer at a time, so later endings are seen later. And figures of all jobs."""
+"""Job events and stats of SQLite: one process writes at a time, so events become visible in their order."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Feed:
         mark = EventCursor.read(after)
         if mark.is_gap(now_us, max_age):
             return self._from_now(reader, now_us, gap=True)
-        at, job_id, claims = mark.start_place(now_us - max_age // MICROSECOND)
+        at, job_id, claims = mark.start_position(now_us - max_age // MICROSECOND)
         values = {"at": at, "job": job_id, "claims": claims, "limit": limit + 1}
-        found = [_ending(row) for row in reader.execute(self._sql["events"], values)]
+        found = [_job_event(row) for row in reader.execute(self._sql["events"], values)]
         return slice_events(mark, found, limit, now_us)
 
     def stats(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int) -> JobStats:
@@ -56,12 +56,12 @@ class Feed:
         return JobStats(groups, max_count)
 
     def _from_now(self, reader: sqlite3.Connection, now_us: int, *, gap: bool = False) -> JobEvents:
-        """Behind the last ending there is, not behind now: a caller's open transaction may hold one from before."""
+        """Starts behind the last event, not at now: a caller's open transaction may add an earlier one."""
         (last,) = reader.execute(self._sql["last_ended"]).fetchone()
         return EventCursor(now_us, last or 0, LAST).events_until([], gap=gap)
 
 
-def _ending(row: tuple[Any, ...]) -> JobEvent:
+def _job_event(row: tuple[Any, ...]) -> JobEvent:
     job_id, task, queue, code, claims, attempt, worker, started_at, ended_at, reason, error = row
     return JobEvent(
         job_id=job_id,

@@ -280,10 +280,10 @@ def _resolve(notifications: asyncio.Future[None]) -> None:
         notifications.set_result(None)
 
 
-def _datagram(topics: set[str], endings: bool) -> bytes:
-    chosen = [topic for topic in topics if topic.startswith("job:") == endings]
+def _datagram(topics: set[str], for_ends: bool) -> bytes:
+    chosen = [topic for topic in topics if topic.startswith("job:") == for_ends]
     text = "\n".join(chosen).encode()
-    return text if len(text) <= _MAX_DATAGRAM else (b"job:*" if endings else b"queue:*\nworker:*")
+    return text if len(text) <= _MAX_DATAGRAM else (b"job:*" if for_ends else b"queue:*\nworker:*")
 
 
 def _folder_for(path: str) -> Path | None:

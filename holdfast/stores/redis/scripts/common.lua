@@ -15,7 +15,7 @@ local PIECE_BYTES, MAX_PIECES = 64, 8 -- longer values cost a hash its compact e
 local INDEX_CHUNK = 64 -- jobs per chunk of the index
 local MERGE_WINDOW = 2000 -- ids at an end of a ready list that one script sorts
 local MAX_BATCH = 200 -- jobs one script handles
-local MAX_FAILURES = 10000 -- failed attempts kept for followers of events
+local MAX_FAILURES = 10000 -- failed attempts stored for readers of job events
 local NEVER = '253402300799000000' -- `run_at` of a job that waits without a deadline: the end of the year 9999
 
 local now

@@ -207,22 +207,22 @@ return { #flat / 2, jobs }
 -- Of the ends in state ARGV[3], newest first, the next MAX_BATCH after ARGV[4]: their number, age of the last, and the
 -- number of jobs still in that state that ended within ARGV[5] microseconds, by queue: {queue, number, …}.
 local state, skipped, since = ARGV[3], tonumber(ARGV[4]), now - tonumber(ARGV[5])
-local key, endings = PREFIX .. 'ended:' .. state, {}
+local key, ended_jobs = PREFIX .. 'ended:' .. state, {}
 if state == 'succeeded' then
     for _, entry in ipairs(safe_call('LRANGE', key, -(skipped + MAX_BATCH), -(skipped + 1))) do
         local at, id = string.match(entry, '^(%d+):(.*)$')
-        endings[#endings + 1] = { to_number(at), id or '' }
+        ended_jobs[#ended_jobs + 1] = { to_number(at), id or '' }
     end
 else
     local flat = safe_call('ZREVRANGE', key, skipped, skipped + MAX_BATCH - 1, 'WITHSCORES')
     for n = 1, #flat, 2 do
-        endings[#endings + 1] = { to_number(flat[n + 1]), flat[n] }
+        ended_jobs[#ended_jobs + 1] = { to_number(flat[n + 1]), flat[n] }
     end
 end
 
 local first, numbers, seen = now, {}, {}
-for _, ending in ipairs(endings) do
-    local at, id = ending[1], ending[2]
+for _, ended_job in ipairs(ended_jobs) do
+    local at, id = ended_job[1], ended_job[2]
     first = math.min(first, at)
     local state_now, spec_text
     if at >= since and not seen[id] then
@@ -240,7 +240,7 @@ for queue, number in pairs(numbers) do
     flat[#flat + 1] = queue
     flat[#flat + 1] = number
 end
-return { #endings, int(now - first), flat }
+return { #ended_jobs, int(now - first), flat }
 
 -- fragment: successes
 -- The list of successes, "INSTANT:ID", ordered by the instant.

@@ -216,7 +216,7 @@ if #succeeded_entries > 0 then
     safe_call('RPUSH', PREFIX .. 'ended:succeeded', unpack(succeeded_entries))
 end
 if failures > 0 then
-    call('EXPIRE', PREFIX .. 'failures', 3600) -- the longest absence of a follower
+    call('EXPIRE', PREFIX .. 'failures', 3600) -- the longest time between two reads of job events
     if call('ZCARD', PREFIX .. 'failures') > MAX_FAILURES then
         call('ZREMRANGEBYRANK', PREFIX .. 'failures', 0, -MAX_FAILURES - 1)
     end

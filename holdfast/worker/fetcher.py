@@ -50,7 +50,7 @@ class Fetcher:
         self._notified: asyncio.Future[None] | None = None
         self._claiming: asyncio.Future[Claim] | None = None
         self._last_attempts_next = False  # the next jobs in line are on their last attempt
-        self._cap_reached = False  # the latest claim was bounded by the limit of a queue
+        self._cap_reached = False  # the latest claim was bounded by the cap of a queue
         self.idle_until: float | None = None
         """While it waits because no job is ready: clock reading at which the next job is due (inf: none is)."""
 
@@ -143,15 +143,15 @@ class Fetcher:
         return self._shared.settings.concurrency - self._shared.last_attempts
 
     def free_slots(self, max_jobs: int) -> dict[str, int]:
-        """Returns the free slots by queue: ``max_jobs``, or less where the limit of the queue leaves less."""
+        """Returns the free slots by queue: ``max_jobs``, or less where the cap of the queue leaves less."""
         shared = self._shared
-        limits = shared.settings.queues or {EVERY_QUEUE: None}
-        unlisted = sum(number for queue, number in shared.in_flight.items() if queue not in limits)
+        caps = shared.settings.queues or {EVERY_QUEUE: None}
+        unlisted = sum(number for queue, number in shared.in_flight.items() if queue not in caps)
         return {
             queue: max_jobs
-            if limit is None
-            else max(0, min(max_jobs, limit - (unlisted if queue == EVERY_QUEUE else shared.in_flight[queue])))
-            for queue, limit in limits.items()
+            if cap is None
+            else max(0, min(max_jobs, cap - (unlisted if queue == EVERY_QUEUE else shared.in_flight[queue])))
+            for queue, cap in caps.items()
         }
 
     async def _claim(self, max_jobs: int, *, isolated: bool = False) -> Claim:
@@ -258,16 +258,16 @@ class Fetcher:
 
     async def _sleep_until_due(self, next_due: timedelta | None) -> None:
         """Sleeps until a notification, the next due job or the poll interval; also until a job ends, if the latest
-        claim was bounded by a queue's limit, or the worker is draining."""
+        claim was bounded by a queue's cap, or the worker is draining."""
         shared = self._shared
-        limit = shared.settings.poll.total_seconds()
+        poll = shared.settings.poll.total_seconds()
         due = math.inf
         if next_due is not None and shared.settings.role != "follower":
             due = next_due.total_seconds()
         self.idle_until = shared.clock.monotonic() + due
         shared.wakes_on_time = EVERY_QUEUE in shared.settings.queues and shared.settings.role != "follower"
         try:
-            await shared.clock.run_bounded(self._wait_for_notification(min(limit, due) + 1), min(limit, due))
+            await shared.clock.run_bounded(self._wait_for_notification(min(poll, due) + 1), min(poll, due))
         except HoldfastError as error:
             await self._backoff.wait_after(error)
         finally:

@@ -184,12 +184,12 @@ class ClaimAlternation:
         """Returns True if the next claim begins with jobs under limits."""
         return self.limits_seen and not self._was_limited
 
-    def note_claim(self, claiming: PostgresClaimBuilder) -> None:
+    def note_claim(self, builder: PostgresClaimBuilder) -> None:
         """Notes what a claim found, and what it began with."""
-        if claiming.jobs:
-            self._was_limited = claiming.began_limited
-        if claiming.has_scanned or claiming.jobs:
-            self.limits_seen = claiming.limits_seen or claiming.began_limited
+        if builder.jobs:
+            self._was_limited = builder.began_limited
+        if builder.has_scanned or builder.jobs:
+            self.limits_seen = builder.limits_seen or builder.began_limited
 
 
 async def readable_jobs(

@@ -80,8 +80,8 @@ class PostgresQueueing:
         self._query = query
         self._readable = functools.partial(readable_jobs, pool, notifications, statements)
         self._cursors = Cursors()
-        self._known: list[str] = []  # queues that may have ready jobs, in their order
-        self._known_at, self._refresh_took = -_REFRESH, 0.0
+        self._ready_queues: list[str] = []  # queues that may have ready jobs, in their order
+        self._ready_queues_read_at, self._refresh_seconds = -_REFRESH, 0.0
         self._last = {True: "", False: ""}  # the queue that gave a job under no limit last; True: of named queues
         self._last_limited = {True: "", False: ""}  # the same for jobs under limits
         self._unconfirmed_claims = UnconfirmedClaims()
@@ -96,16 +96,16 @@ class PostgresQueueing:
     def _on_notification(self, queue: str) -> None:
         """Notes that other processes made something ready in this queue ("*": in some queue)."""
         if queue == EVERY_QUEUE:
-            self._known_at = -_REFRESH
+            self._ready_queues_read_at = -_REFRESH
             self._cursors.note_new_jobs(None)
         else:
             self._cursors.note_new_jobs(queue)
             self._cache_queue(queue)
 
     def _cache_queue(self, queue: str) -> None:
-        position = bisect_right(self._known, queue)
-        if not position or self._known[position - 1] != queue:
-            self._known.insert(position, queue)
+        position = bisect_right(self._ready_queues, queue)
+        if not position or self._ready_queues[position - 1] != queue:
+            self._ready_queues.insert(position, queue)
 
     def _notify(
         self,
@@ -145,86 +145,86 @@ class PostgresQueueing:
             return await self._claim_named(request)
         if request.isolated:
             return await self._claim_quarantined(request, capacity)
-        claiming = PostgresClaimBuilder(request, capacity)
-        claiming.limited_first = self._alternation.limited_first
+        builder = PostgresClaimBuilder(request, capacity)
+        builder.limited_first = self._alternation.limited_first
         receives_notifications = self._lock.is_held
         try:
-            await self._claim_wanted(claiming)
+            await self._claim_wanted(builder)
         except HoldfastError:
-            if not claiming.jobs:  # else no process would know of their leases; the next claim meets the error
+            if not builder.jobs:  # else no process would know of their leases; the next claim meets the error
                 raise
-            claiming.jobs_left = True
-        if claiming.passes_over_due:
-            claiming.note_next_due(self._locked_due.retry_in_us(claiming.due_names(claiming.capacity)))
-        self._alternation.note_claim(claiming)
-        self._lock.count_claim(found=bool(claiming.jobs))
-        return claiming.to_claim(receives_notifications=receives_notifications)
+            builder.jobs_left = True
+        if builder.passes_over_due:
+            builder.note_next_due(self._locked_due.retry_in_us(builder.due_names(builder.capacity)))
+        self._alternation.note_claim(builder)
+        self._lock.count_claim(found=bool(builder.jobs))
+        return builder.to_claim(receives_notifications=receives_notifications)
 
-    async def _claim_wanted(self, claiming: PostgresClaimBuilder) -> None:
-        await self._claim_from(claiming, self._order(claiming))
-        if EVERY_QUEUE not in claiming.capacity:
+    async def _claim_wanted(self, builder: PostgresClaimBuilder) -> None:
+        await self._claim_from(builder, self._order(builder))
+        if EVERY_QUEUE not in builder.capacity:
             return
-        await self._claim_untried(claiming)  # queues with jobs that this claim has promoted
+        await self._claim_untried(builder)  # queues with jobs that this claim has promoted
         # An empty claim ends only after the cached list of queues was read anew.
-        if self._stale or not (claiming.jobs or self._lock.is_busy):
+        if self._stale or not (builder.jobs or self._lock.is_busy):
             await self._refresh()
-            await self._claim_untried(claiming)
+            await self._claim_untried(builder)
 
-    async def _claim_untried(self, claiming: PostgresClaimBuilder) -> None:
-        untried = [queue for queue in self._order(claiming) if queue not in claiming.tried]
+    async def _claim_untried(self, builder: PostgresClaimBuilder) -> None:
+        untried = [queue for queue in self._order(builder) if queue not in builder.tried]
         if untried:
-            await self._claim_from(claiming, untried)
+            await self._claim_from(builder, untried)
 
-    def _order(self, claiming: PostgresClaimBuilder) -> list[str]:
+    def _order(self, builder: PostgresClaimBuilder) -> list[str]:
         """Returns the queues to try, round robin: those named, and after them all others for the wildcard."""
-        named = sorted(queue for queue in claiming.capacity if queue != EVERY_QUEUE)
+        named = sorted(queue for queue in builder.capacity if queue != EVERY_QUEUE)
         others = []
-        if EVERY_QUEUE in claiming.capacity:
-            others = [queue for queue in self._known if queue not in claiming.request.capacity]
+        if EVERY_QUEUE in builder.capacity:
+            others = [queue for queue in self._ready_queues if queue not in builder.request.capacity]
         after, after_others = bisect_right(named, self._last[True]), bisect_right(others, self._last[False])
         return named[after:] + named[:after] + others[after_others:] + others[:after_others]
 
-    async def _claim_from(self, claiming: PostgresClaimBuilder, queues: list[str]) -> None:
+    async def _claim_from(self, builder: PostgresClaimBuilder, queues: list[str]) -> None:
         """Take from these queues until the claim is full. Without any, still scan for what falls due."""
-        for batch in claiming.split_queues(queues, _MAX_QUEUES):
-            if not claiming.wanted_jobs(batch) or (not batch and claiming.has_scanned):
+        for batch in builder.split_queues(queues, _MAX_QUEUES):
+            if not builder.wanted_jobs(batch) or (not batch and builder.has_scanned):
                 continue
-            await self._claim_promoted(claiming, batch)
+            await self._claim_promoted(builder, batch)
 
-    async def _claim_promoted(self, claiming: PostgresClaimBuilder, queues: list[str]) -> None:
+    async def _claim_promoted(self, builder: PostgresClaimBuilder, queues: list[str]) -> None:
         """Claims from these queues, after what is due in them was made ready. What is locked is passed over."""
-        names = claiming.due_names(claiming.capacity)
-        if claiming.promote:
-            claiming.due_after = self._locked_due.due_after(names)
+        names = builder.due_names(builder.capacity)
+        if builder.promote:
+            builder.due_after = self._locked_due.due_after(names)
         tries = 0
-        while await self._claim_batch(claiming, queues):
-            promoted = await self._promote(claiming)
-            claiming.promoted += promoted
-            claiming.due_in = None
+        while await self._claim_batch(builder, queues):
+            promoted = await self._promote(builder)
+            builder.promoted += promoted
+            builder.due_in = None
             tries += 1
             if promoted:
-                claiming.promote = False
+                builder.promote = False
             elif tries == _TRIES or self._locked_due.are_known(names):
-                claiming.promote = False
-                self._locked_due.note_locked(names, claiming.claimed_at)
-                claiming.due_after = self._locked_due.due_after(names)
+                builder.promote = False
+                self._locked_due.note_locked(names, builder.claimed_at)
+                builder.due_after = self._locked_due.due_after(names)
             else:  # another process is making them ready; taken in between, later jobs would go before them
                 await asyncio.sleep(_MOMENT)
-        if claiming.promote and not claiming.passes_over_due:
-            self._locked_due.note_none_due(claiming.due_names(queues))
+        if builder.promote and not builder.passes_over_due:
+            self._locked_due.note_none_due(builder.due_names(queues))
 
-    async def _claim_batch(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
+    async def _claim_batch(self, builder: PostgresClaimBuilder, queues: list[str]) -> bool:
         """Claims from these queues; returns True if due jobs must be promoted first."""
-        if claiming.limited_first:
-            if await self._claim_limited(claiming, queues):
+        if builder.limited_first:
+            if await self._claim_limited(builder, queues):
                 return True
-            if not claiming.wanted_jobs(queues):
+            if not builder.wanted_jobs(queues):
                 return False
-        claiming.limited = False
-        if await self._claim_unlimited(claiming, queues):
+        builder.limited = False
+        if await self._claim_unlimited(builder, queues):
             return True
-        if claiming.limited and not claiming.limited_first and claiming.wanted_jobs(queues):
-            return await self._claim_limited(claiming, queues)
+        if builder.limited and not builder.limited_first and builder.wanted_jobs(queues):
+            return await self._claim_limited(builder, queues)
         return False
 
     async def claim_limited(self, request: ClaimRequest) -> Claim | None:
@@ -232,54 +232,54 @@ class PostgresQueueing:
         capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
         if not self._alternation.limits_seen:
             return None
-        claiming = PostgresClaimBuilder(request, capacity)
-        due = await self._claim_all_limited(claiming, self._order(claiming))
-        if EVERY_QUEUE in capacity and not due and (not claiming.jobs or self._stale):
-            tried = set(self._order(claiming))
+        builder = PostgresClaimBuilder(request, capacity)
+        due = await self._claim_all_limited(builder, self._order(builder))
+        if EVERY_QUEUE in capacity and not due and (not builder.jobs or self._stale):
+            tried = set(self._order(builder))
             await self._refresh()  # before an empty answer
-            due = await self._claim_all_limited(claiming, [each for each in self._order(claiming) if each not in tried])
-        return None if due and not claiming.jobs else claiming.to_claim()
+            due = await self._claim_all_limited(builder, [each for each in self._order(builder) if each not in tried])
+        return None if due and not builder.jobs else builder.to_claim()
 
-    async def _claim_all_limited(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
-        for batch in claiming.split_queues(queues, _MAX_QUEUES):
-            if batch and claiming.wanted_jobs(batch) and await self._claim_limited(claiming, batch):
+    async def _claim_all_limited(self, builder: PostgresClaimBuilder, queues: list[str]) -> bool:
+        for batch in builder.split_queues(queues, _MAX_QUEUES):
+            if batch and builder.wanted_jobs(batch) and await self._claim_limited(builder, batch):
                 return True
         return False
 
-    async def _claim_limited(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
+    async def _claim_limited(self, builder: PostgresClaimBuilder, queues: list[str]) -> bool:
         """Claims jobs under limits, for free runners alone; returns True if due jobs must be promoted first."""
-        request, served = claiming.request, self._last_limited
-        named = claiming.capacity.keys()
+        request, served = builder.request, self._last_limited
+        named = builder.capacity.keys()
         queues = sorted(queues, key=lambda queue: (queue not in named, queue <= served[queue in named], queue))
-        max_jobs = min(claiming.wanted_jobs(queues), claiming.free_runners, claiming.max_must_start)
+        max_jobs = min(builder.wanted_jobs(queues), builder.free_runners, builder.max_must_start)
         rows = await self._limited.claim(
             request,
-            dict(zip(queues, claiming.free_slots(queues), strict=True)),
+            dict(zip(queues, builder.free_slots(queues), strict=True)),
             max(0, max_jobs),
-            promote=claiming.promote,
-            due_after=claiming.due_after,
-            any_queue=EVERY_QUEUE in claiming.capacity,
+            promote=builder.promote,
+            due_after=builder.due_after,
+            any_queue=EVERY_QUEUE in builder.capacity,
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
         )
         claimed_at, due, due_in, _, quarantined = rows[0][_CLAIMED_COLUMNS:]
-        claiming.claimed_at = claimed_at
-        claiming.quarantined = claiming.quarantined or quarantined
-        claiming.note_next_due(due_in)
+        builder.claimed_at = claimed_at
+        builder.quarantined = builder.quarantined or quarantined
+        builder.note_next_due(due_in)
         taken = [] if rows[0][0] is None else rows
         jobs = await self._readable(taken, request.worker)
-        claiming.take_limited(jobs, claimed_at + (span_us(request.lease_for) or 0))
+        builder.take_limited(jobs, claimed_at + (span_us(request.lease_for) or 0))
         self._settling.has_limited = self._settling.has_limited or bool(jobs)
         await self._release_unconfirmed(request, claimed_at)
         for row in taken:
             served[row[_QUEUE] in named] = row[_QUEUE]
         return bool(due)
 
-    async def _claim_unlimited(self, claiming: PostgresClaimBuilder, queues: list[str]) -> bool:
+    async def _claim_unlimited(self, builder: PostgresClaimBuilder, queues: list[str]) -> bool:
         """Runs one statement; returns True if due jobs must be promoted first."""
-        request = claiming.request
-        slots = claiming.free_slots(queues)
+        request = builder.request
+        slots = builder.free_slots(queues)
         positions = [self._cursors.start_position(queue) for queue in queues]
-        max_jobs = claiming.wanted_jobs(queues)
+        max_jobs = builder.wanted_jobs(queues)
         at = time.monotonic()
         fetch = functools.partial(
             self._pool.fetch,
@@ -290,10 +290,10 @@ class PostgresQueueing:
             ranks=[position.rank for position in positions],
             run_ats=[position.run_at for position in positions],
             seqs=[position.seq for position in positions],
-            any_queue=EVERY_QUEUE in claiming.capacity,
-            promote=claiming.promote,
-            due_after=claiming.due_after,
-            max_must_start=max(0, min(max_jobs, claiming.max_must_start)),
+            any_queue=EVERY_QUEUE in builder.capacity,
+            promote=builder.promote,
+            due_after=builder.due_after,
+            max_must_start=max(0, min(max_jobs, builder.max_must_start)),
             limit=max_jobs,
             worker=request.worker,
             lease_for=span_us(request.lease_for),
@@ -303,42 +303,42 @@ class PostgresQueueing:
             rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
         due, due_in, until, quarantined, stopped_at_last_attempt, expired_now, _ = rows[0][_CLAIMED_COLUMNS:]
-        claiming.mark_scanned(queues)
-        claiming.claimed_at = until - (span_us(request.lease_for) or 0)
-        claiming.quarantined = claiming.quarantined or quarantined
-        claiming.stopped_at_last_attempt = claiming.stopped_at_last_attempt or stopped_at_last_attempt is not None
-        claiming.note_lease(until)
-        claiming.note_next_due(due_in)
+        builder.mark_scanned(queues)
+        builder.claimed_at = until - (span_us(request.lease_for) or 0)
+        builder.quarantined = builder.quarantined or quarantined
+        builder.stopped_at_last_attempt = builder.stopped_at_last_attempt or stopped_at_last_attempt is not None
+        builder.note_lease(until)
+        builder.note_next_due(due_in)
         taken = rows[1:]
-        claiming.take(await self._readable(taken, request.worker))
-        await self._check_limited(claiming, queues, at_once=not taken and not self._lock.is_busy)
+        builder.take(await self._readable(taken, request.worker))
+        await self._check_limited(builder, queues, at_once=not taken and not self._lock.is_busy)
         expired, has_made_due = await self._end_expired() if expired_now else ((), False)
-        claiming.expired += expired
-        await self._release_unconfirmed(request, claiming.claimed_at)
-        if due or (has_made_due and claiming.promote and claiming.wanted_jobs(queues)):
+        builder.expired += expired
+        await self._release_unconfirmed(request, builder.claimed_at)
+        if due or (has_made_due and builder.promote and builder.wanted_jobs(queues)):
             return True
         for queue, scan in split_scan(queues, slots, positions, taken, max_jobs, at, seconds):
             self._cursors.note_scan(queue, scan)
-            claiming.note_jobs_left(some=scan.full or scan.begun != START)
-        claiming.note_jobs_left(some=len(taken) >= max_jobs)
-        self._note_served(claiming, queues, {row[_QUEUE] for row in taken} | ({stopped_at_last_attempt} - {None}))
+            builder.note_jobs_left(some=scan.full or scan.begun != START)
+        builder.note_jobs_left(some=len(taken) >= max_jobs)
+        self._note_served(builder, queues, {row[_QUEUE] for row in taken} | ({stopped_at_last_attempt} - {None}))
         if not taken and any(position != START for position in positions):
-            return await self._claim_unlimited(claiming, queues)  # behind the cursors there is nothing: from the start
+            return await self._claim_unlimited(builder, queues)  # behind the cursors there is nothing: from the start
         return False
 
-    def _note_served(self, claiming: PostgresClaimBuilder, queues: list[str], served: Collection[str]) -> None:
+    def _note_served(self, builder: PostgresClaimBuilder, queues: list[str], served: Collection[str]) -> None:
         for queue in sorted(served, key=queues.index):
-            self._last[queue in claiming.capacity] = queue
+            self._last[queue in builder.capacity] = queue
 
-    async def _check_limited(self, claiming: PostgresClaimBuilder, queues: list[str], *, at_once: bool) -> None:
+    async def _check_limited(self, builder: PostgresClaimBuilder, queues: list[str], *, at_once: bool) -> None:
         """Notes whether there are jobs under limits. The answer is cached for a moment, unless it was no and the
         claim found nothing else: a question with each claim would cost some per cent."""
         now, (seen_in, was_seen) = time.monotonic(), self._limited_check
         if (at_once and not was_seen) or now - self._limited_checked_at > _LIMITED_CHECK_SECONDS or seen_in != queues:
             ((seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
             self._limited_checked_at, self._limited_check = now, (queues, seen)
-        claiming.limited = claiming.limited or self._limited_check[1]
-        claiming.limits_seen = claiming.limits_seen or claiming.limited
+        builder.limited = builder.limited or self._limited_check[1]
+        builder.limits_seen = builder.limits_seen or builder.limited
 
     async def _release_unconfirmed(self, request: ClaimRequest, claimed_at: int) -> None:
         """A claim that was cut off may have taken unknown jobs: what this worker took between the last claim
@@ -369,12 +369,12 @@ class PostgresQueueing:
             return (), False
         return tuple(expired_now.ended), expired_now.has_made_due
 
-    async def _promote(self, claiming: PostgresClaimBuilder) -> int:
-        if EVERY_QUEUE in claiming.capacity:
+    async def _promote(self, builder: PostgresClaimBuilder) -> int:
+        if EVERY_QUEUE in builder.capacity:
             rows = await self._pool.fetch(self._sql["promote_any_queue"], limit=MAX_PROMOTED)
         else:
             rows = await self._pool.fetch(
-                self._sql["promote_queues"], queues=list(claiming.capacity), limit=MAX_PROMOTED
+                self._sql["promote_queues"], queues=list(builder.capacity), limit=MAX_PROMOTED
             )
         for queue, rank, run_at, _ in rows:
             self.note_ready(queue, QueuePosition(rank, run_at, 0))
@@ -384,21 +384,21 @@ class PostgresQueueing:
     def _stale(self) -> bool:
         seconds = _REFRESH
         if not self._lock.is_held:
-            seconds = min(_REFRESH, max(_UNNOTIFIED_REFRESH, self._refresh_took / _REFRESH_SHARE))
-        return time.monotonic() - self._known_at > seconds
+            seconds = min(_REFRESH, max(_UNNOTIFIED_REFRESH, self._refresh_seconds / _REFRESH_SHARE))
+        return time.monotonic() - self._ready_queues_read_at > seconds
 
     async def _refresh(self) -> None:
         started = time.monotonic()
         rows = await self._pool.fetch(self._sql["ready_queues"])
-        self._known = [queue for (queue,) in rows]
-        self._known_at = time.monotonic()
-        self._refresh_took = self._known_at - started
+        self._ready_queues = [queue for (queue,) in rows]
+        self._ready_queues_read_at = time.monotonic()
+        self._refresh_seconds = self._ready_queues_read_at - started
 
     async def _claim_quarantined(self, request: ClaimRequest, capacity: Mapping[str, int]) -> Claim:
         queues = [queue for queue in capacity if queue != EVERY_QUEUE]
         if EVERY_QUEUE in capacity:
             await self._refresh()
-            queues += [queue for queue in self._known if queue not in request.capacity]
+            queues += [queue for queue in self._ready_queues if queue not in request.capacity]
         rows = await self._pool.fetch(
             self._sql["claim_quarantined"],
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
@@ -407,9 +407,9 @@ class PostgresQueueing:
             lease_for=span_us(request.lease_for),
         )
         if not rows:
-            claiming = PostgresClaimBuilder(msgspec.structs.replace(request, limit=1, promote=False), capacity)
-            await self._claim_limited(claiming, queues)
-            return claiming.to_claim()
+            builder = PostgresClaimBuilder(msgspec.structs.replace(request, limit=1, promote=False), capacity)
+            await self._claim_limited(builder, queues)
+            return builder.to_claim()
         await self._release_unconfirmed(request, rows[0][_CLAIMED_COLUMNS] - (span_us(request.lease_for) or 0))
         return Claim(jobs=await self._readable(rows, request.worker), lease_until_us=rows[0][_CLAIMED_COLUMNS])
 

@@ -157,29 +157,29 @@ class RedisQueueing:
 
     async def _claim_ready(self, request: ClaimRequest) -> Claim:
         """Claims jobs under no limit and jobs under limits; which of the two comes first alternates."""
-        claiming = RedisClaimBuilder(request, self._last_named)
+        builder = RedisClaimBuilder(request, self._last_named)
         limited_first = self._is_limited_first
         try:
             if limited_first:
-                await self._claim_limited(request, claiming, promote=True)
-            promoted = claiming.promoted
-            await self._claim_unlimited(request, claiming)
-            for queue in claiming.unassigned:
+                await self._claim_limited(request, builder, promote=True)
+            promoted = builder.promoted
+            await self._claim_unlimited(request, builder)
+            for queue in builder.unassigned:
                 await self._assigner.assign_ready(request.worker, queue, isolated=request.isolated)
-            is_changed = claiming.promoted > promoted or claiming.unassigned
-            if is_changed or (claiming.is_limited and not limited_first):
-                await self._claim_limited(request, claiming, promote=False)
+            is_changed = builder.promoted > promoted or builder.unassigned
+            if is_changed or (builder.is_limited and not limited_first):
+                await self._claim_limited(request, builder, promote=False)
         except HoldfastError:
-            if not claiming.jobs:  # else these are ours already
+            if not builder.jobs:  # else these are ours already
                 raise
-        if claiming.jobs:
-            self._is_limited_first = claiming.is_limited and not claiming.began_limited
-        return claiming.to_claim(receives_notifications=self._notifications.is_listening("ready"))
+        if builder.jobs:
+            self._is_limited_first = builder.is_limited and not builder.began_limited
+        return builder.to_claim(receives_notifications=self._notifications.is_listening("ready"))
 
-    async def _claim_limited(self, request: ClaimRequest, claiming: RedisClaimBuilder, *, promote: bool) -> None:
+    async def _claim_limited(self, request: ClaimRequest, builder: RedisClaimBuilder, *, promote: bool) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
         more = True
-        while more and (arguments := claiming.limited_call(self._last_limited, promote=promote)) is not None:
+        while more and (arguments := builder.limited_call(self._last_limited, promote=promote)) is not None:
             reply = await self._pool.run(
                 self._scripts["claim_limited"],
                 *common,
@@ -188,13 +188,13 @@ class RedisQueueing:
                 extra=request.limit / CLAIMED_A_SECOND,
             )
             self._last_limited = decode_text(reply[5])
-            claiming.expired += self._ended(reply.pop())
-            more = claiming.take_limited(await self._readable(reply[0], request.worker), reply)
+            builder.expired += self._ended(reply.pop())
+            more = builder.take_limited(await self._readable(reply[0], request.worker), reply)
 
-    async def _claim_unlimited(self, request: ClaimRequest, claiming: RedisClaimBuilder) -> None:
+    async def _claim_unlimited(self, request: ClaimRequest, builder: RedisClaimBuilder) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
-        while not claiming.over:
-            batches = [(*common, *arguments) for arguments in claiming.script_calls(self._last_by_wildcard)]
+        while not builder.over:
+            batches = [(*common, *arguments) for arguments in builder.script_calls(self._last_by_wildcard)]
             try:
                 replies = await self._pool.run_each(
                     self._scripts["claim"],
@@ -208,8 +208,8 @@ class RedisQueueing:
                 raise
             for reply in replies:
                 self._last_by_wildcard = decode_text(reply[5])
-                claiming.expired += self._ended(reply.pop())
-                claiming.take(await self._readable(reply[0], request.worker), reply)
+                builder.expired += self._ended(reply.pop())
+                builder.take(await self._readable(reply[0], request.worker), reply)
 
     def _ended(self, flat: Sequence[bytes]) -> tuple[ExpiredJob, ...]:
         """Jobs that a script has ended, since their ``expires`` had come."""

@@ -138,15 +138,15 @@ class SqliteQueueing(LimitedFamily):
         promoted = self._promote(connection, capacity, request, now_us) if request.promote else 0
         paused = {name for (name,) in connection.execute(self._sql["paused_queues"])}
         until = now_us + span_us(request.lease_for)
-        taken = SqliteClaimBuilder(transaction, self._sql, request, until)
+        builder = SqliteClaimBuilder(transaction, self._sql, request, until)
         table = self._limits.current_table(connection)
         if request.ids is not None:
-            refused = taken.take_ids(request.ids, capacity, paused | (table.queues if table else set()))
+            refused = builder.take_ids(request.ids, capacity, paused | (table.queues if table else set()))
             return Claim(
-                jobs=taken.jobs,
+                jobs=builder.jobs,
                 refused=refused,
                 promoted=promoted,
-                stopped_at_last_attempt=taken.stopped_at_last_attempt,
+                stopped_at_last_attempt=builder.stopped_at_last_attempt,
                 lease_until_us=until,
                 expired=expired,
             )
@@ -154,16 +154,16 @@ class SqliteQueueing(LimitedFamily):
         due_us = None
         if table and limited:
             open_queues = [queue for queue in limited if queue not in paused]
-            due_us = self._take_with_limits(taken, table, open_queues, capacity, paused)
+            due_us = self._take_with_limits(builder, table, open_queues, capacity, paused)
         else:
-            self._take_unlimited(taken, capacity, paused)
-        self._was_full = taken.full
+            self._take_unlimited(builder, capacity, paused)
+        self._was_full = builder.full
         return Claim(
-            jobs=taken.jobs,
+            jobs=builder.jobs,
             promoted=promoted,
             next_due=self._next_due(connection, list(capacity), limited, now_us, due_us),
-            quarantined=taken.quarantined,
-            stopped_at_last_attempt=taken.stopped_at_last_attempt,
+            quarantined=builder.quarantined,
+            stopped_at_last_attempt=builder.stopped_at_last_attempt,
             lease_until_us=until,
             expired=expired,
         )
@@ -180,13 +180,13 @@ class SqliteQueueing(LimitedFamily):
             connection.execute(self._sql["promote_queue"], {"queue": queue, **values}).rowcount for queue in capacity
         )
 
-    def _take_unlimited(self, taken: SqliteClaimBuilder, capacity: Mapping[str, int], paused: set[str]) -> None:
-        for queue in self._round_robin(taken.connection, capacity, paused, taken):
-            taken.take_ready(queue)
+    def _take_unlimited(self, builder: SqliteClaimBuilder, capacity: Mapping[str, int], paused: set[str]) -> None:
+        for queue in self._round_robin(builder.connection, capacity, paused, builder):
+            builder.take_ready(queue)
 
     def _take_with_limits(
         self,
-        taken: SqliteClaimBuilder,
+        builder: SqliteClaimBuilder,
         table: LimitTable,
         limited: Sequence[str],
         capacity: Mapping[str, int],
@@ -196,29 +196,29 @@ class SqliteQueueing(LimitedFamily):
         partition that keeps its start tag has its tokens."""
         start = bisect_right(limited, self._last_limited)
         ordered = [*limited[start:], *limited[:start]]
-        claim = LimitedClaim(taken.connection, self._sql, table, taken.now_us)
+        claim = LimitedClaim(builder.connection, self._sql, table, builder.now_us)
         for queue in ordered:
             claim.assign_unassigned(queue)
         closed = paused | table.queues  # their jobs without a partition wait until they have one
         if not self._limited_first:
-            self._take_unlimited(taken, capacity, closed)
+            self._take_unlimited(builder, capacity, closed)
         for queue in ordered:
-            if taken.take_limited(claim, queue):
+            if builder.take_limited(claim, queue):
                 self._last_limited = queue
         if self._limited_first:
-            self._take_unlimited(taken, capacity, closed)
-        if taken.jobs:
-            self._limited_first = not taken.began_limited
+            self._take_unlimited(builder, capacity, closed)
+        if builder.jobs:
+            self._limited_first = not builder.began_limited
         return claim.due_us
 
     def _round_robin(
-        self, connection: sqlite3.Connection, capacity: Mapping[str, int], paused: set[str], taken: SqliteClaimBuilder
+        self, connection: sqlite3.Connection, capacity: Mapping[str, int], paused: set[str], builder: SqliteClaimBuilder
     ) -> Iterator[str]:
         """Yields each wanted queue that is not paused, round robin, until the claim is full."""
         named = sorted(queue for queue in capacity if queue != EVERY_QUEUE and queue not in paused)
         start = bisect_right(named, self._last_named)
         for queue in named[start:] + named[:start]:
-            if taken.full:
+            if builder.full:
                 return
             self._last_named = queue
             yield queue
@@ -226,7 +226,7 @@ class SqliteQueueing(LimitedFamily):
             return
         after = last = self._last_unlisted
         wrapped = False
-        while not taken.full and taken.free_slots(EVERY_QUEUE):
+        while not builder.full and builder.free_slots(EVERY_QUEUE):
             queue = read_value(connection, self._sql["next_ready_queue"], {"after": after})
             if queue is None or (wrapped and queue > last):
                 if wrapped or not last:
@@ -234,7 +234,7 @@ class SqliteQueueing(LimitedFamily):
                 after, wrapped = "", True
                 continue
             after = queue
-            if queue not in paused and queue not in taken.requested_queues:
+            if queue not in paused and queue not in builder.requested_queues:
                 self._last_unlisted = queue
                 yield queue
 

@@ -44,20 +44,20 @@ class Transaction:
         self.ended: list[str] = []  # ids of jobs that reached a terminal state
 
     def notify_topic(self, topic: str) -> None:
-        """After the commit, wake the waiters for this topic."""
+        """Adds a topic whose waiters are woken after the commit."""
         self.topics.add(topic)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """Undo the writes inside if it raises, and nothing else of the transaction."""
-        self.connection.execute("savepoint careful")
+        self.connection.execute("savepoint batch")
         try:
             yield
         except BaseException:
-            self.connection.execute("rollback to careful")
-            self.connection.execute("release careful")
+            self.connection.execute("rollback to batch")
+            self.connection.execute("release batch")
             raise
-        self.connection.execute("release careful")
+        self.connection.execute("release batch")
 
 
 Operation = Callable[[Transaction], T]
@@ -65,13 +65,13 @@ Precheck = Callable[[], T | None]
 
 
 class _PendingChange(Generic[T]):
-    """An operation on its way through the writer's thread."""
+    """An operation queued for the writer thread."""
 
-    __slots__ = ("_operation", "_taken", "error", "future", "precheck", "loop", "result")
+    __slots__ = ("_operation", "_decided", "error", "future", "precheck", "loop", "result")
 
     def __init__(self, operation: Operation[T], precheck: Precheck[T] | None, loop: asyncio.AbstractEventLoop) -> None:
         self._operation = operation
-        self._taken = threading.Lock()  # by its transaction, or by a caller who has waited enough: never by both
+        self._decided = threading.Lock()  # by its transaction, or by a caller whose deadline has passed
         self.precheck = precheck
         self.loop = loop
         self.future: asyncio.Future[T] = loop.create_future()
@@ -79,12 +79,12 @@ class _PendingChange(Generic[T]):
         self.error: Exception | None = None
 
     def run_operation(self, transaction: Transaction) -> T | None:
-        """Runs it, unless its waiter is gone."""
-        return self._operation(transaction) if self._taken.acquire(blocking=False) else None
+        """Runs the operation, unless its caller has withdrawn it."""
+        return self._operation(transaction) if self._decided.acquire(blocking=False) else None
 
     def fail_pending(self, error: Exception) -> None:
-        """Answer with this error, unless its transaction has begun: then that decides."""
-        if self._taken.acquire(blocking=False) and not self.future.done():
+        """Fails the call with this error, unless its transaction has begun."""
+        if self._decided.acquire(blocking=False) and not self.future.done():
             self.future.set_exception(error)
 
 
@@ -112,8 +112,10 @@ class Writer:
         self.connection = connect(path)
         self._lock = bare_connection(path, timeout=0.0, shared=True)  # holds the write lock while the log is copied
         self._fair_lock = FairLock(path)
-        self._own = threading.Lock()  # the connection is one: this process's threads share it, one at a time
-        self._starting = threading.Lock()  # not the one above: that is held for as long as another program writes
+        self._connection_lock = (
+            threading.Lock()
+        )  # the connection is one: this process's threads share it, one at a time
+        self._start_lock = threading.Lock()  # another than the one above, which is held while another program writes
         self._pending: queue.SimpleQueue[_PendingChange[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._checkpoint_at = _CHECKPOINT_PAGES
@@ -148,30 +150,30 @@ class Writer:
             pending.loop.call_later(_WITHDRAW_EVERY, self._withdraw_call, pending)
 
     def _start(self) -> None:
-        with self._starting:  # two event loops may come here at once
+        with self._start_lock:  # two event loops may come here at once
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="holdfast-writer", daemon=True)
                 self._thread.start()
 
     def write(self, operation: Operation[T], precheck: Precheck[T] | None = None) -> T:
-        """``call`` for a thread without an event loop: runs here and now."""
+        """Like ``call``, for a thread without an event loop: runs in this thread."""
         if precheck is not None and (seen := precheck()) is not None:
             return seen
-        with self._own:
+        with self._connection_lock:
             transaction, result = self._transact(operation)
-        self._after(transaction)
+        self._notify_waiters(transaction)
         return result
 
     def data_version(self) -> int:
         """A number that changes with other programs' commits. Our own are notified as they happen, and a
         worker that took its own heartbeats for news would send one again for each of them."""
-        if self._own.acquire(blocking=False):
+        if self._connection_lock.acquire(blocking=False):
             try:
                 (self._version,) = self.connection.execute("pragma data_version").fetchone()
             except DRIVER_ERRORS as error:
                 raise translate_error(error, self._path) from error
             finally:
-                self._own.release()
+                self._connection_lock.release()
         return self._version
 
     def close(self) -> None:
@@ -181,13 +183,13 @@ class Writer:
             self._thread.join()
             self._thread = None
             self._refuse_late()
-        with self._own:  # not under a blocking caller that is writing
+        with self._connection_lock:  # not under a blocking caller that is writing
             self._lock.close()
             self.connection.close()
             self._fair_lock.close()
 
     def _refuse_late(self) -> None:
-        """Answer calls that came while the store was being closed."""
+        """Fails calls that came while the store was being closed."""
         late: list[_PendingChange[Any]] = []
         while not self._pending.empty():
             pending = self._pending.get()
@@ -202,18 +204,18 @@ class Writer:
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────────────────
     def _run(self) -> None:
-        going_on = True
-        while going_on:
-            group = self._gathered()
+        is_open = True
+        while is_open:
+            group = self._next_group()
             if group[-1] is None:
-                going_on = False
+                is_open = False
             members = [each for each in group if each is not None and not each.future.cancelled()]
             left = [each for each in members if not _answered_by_precheck(each)]
             if left:
                 self._write_group(left)
             _answer(members)
 
-    def _gathered(self) -> list[_PendingChange[Any] | None]:
+    def _next_group(self) -> list[_PendingChange[Any] | None]:
         group = [self._pending.get()]
         while group[-1] is not None and len(group) < _GROUP:
             try:
@@ -224,31 +226,31 @@ class Writer:
 
     def _write_group(self, group: list[_PendingChange[Any]]) -> None:
         try:
-            with self._own:
+            with self._connection_lock:
                 if len(group) == 1:
                     transaction, group[0].result = self._transact(group[0].run_operation)
                 else:
-                    transaction = self._together(group)
-            self._after(transaction)
+                    transaction = self._write_in_one_transaction(group)
+            self._notify_waiters(transaction)
         except Exception as error:
             for pending in group:
                 pending.error = pending.error or error
 
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────────
-    def _together(self, group: list[_PendingChange[Any]]) -> Transaction:
-        """Neighbours share a commit, not their mistakes: each operation can fail by itself."""
+    def _write_in_one_transaction(self, group: list[_PendingChange[Any]]) -> Transaction:
+        """Runs the operations in one transaction, each in a savepoint: one that fails undoes none of the others."""
 
-        def all_of_them(transaction: Transaction) -> None:
+        def run_all(transaction: Transaction) -> None:
             for pending in group:
-                transaction.connection.execute("savepoint neighbour")
+                transaction.connection.execute("savepoint operation")
                 try:
                     pending.result = pending.run_operation(transaction)
                 except Exception as error:
                     pending.error = translate_error(error, self._path) if isinstance(error, DRIVER_ERRORS) else error
-                    transaction.connection.execute("rollback to neighbour")
-                transaction.connection.execute("release neighbour")
+                    transaction.connection.execute("rollback to operation")
+                transaction.connection.execute("release operation")
 
-        transaction, _ = self._transact(all_of_them)
+        transaction, _ = self._transact(run_all)
         return transaction
 
     def _transact(self, operation: Operation[T]) -> tuple[Transaction, T]:
@@ -293,8 +295,8 @@ class Writer:
         if not self._identity.log_has_frame(self._checkpoint_at):
             return
         self._checkpoint_at += _CHECKPOINT_PAGES
-        # A full disk may stop it. The commit before it stands all the same and must not be called a failure; who cannot
-        # commit any more gets an error.
+        # A full disk may stop it. The transaction before it is committed and must not be reported as failed; a later
+        # commit that fails gets its own error.
         with suppress(*DRIVER_ERRORS):
             self._lock.execute("begin immediate")
             try:
@@ -303,15 +305,15 @@ class Writer:
             finally:
                 self._lock.execute("rollback")
 
-    def _after(self, transaction: Transaction) -> None:
-        """Wake the waiters. An error here must not make a committed operation a failure."""
+    def _notify_waiters(self, transaction: Transaction) -> None:
+        """Wakes waiters after a commit. An error here must not fail the committed operation."""
         try:
             if transaction.ended and self._wakes.has_end_waiters():
                 transaction.topics.update(f"job:{job_id}" for job_id in transaction.ended)
             if transaction.topics:
                 self._wakes.notify_committed(transaction.topics)
         except Exception:
-            logging.getLogger(__name__).exception("waking who waits failed; they will look by themselves")
+            logging.getLogger(__name__).exception("waking the waiters failed; they poll the file meanwhile")
 
 
 def _answered_by_precheck(pending: _PendingChange[Any]) -> bool:

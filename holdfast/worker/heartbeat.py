@@ -78,7 +78,7 @@ class Heartbeat:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            asyncio.run(self._beat_until_stopped())
+            asyncio.run(self._send_until_stopped())
         except BaseException as caught:  # raised again where ``ended`` is awaited
             error = caught
         self._call_in_worker_loop(self._set_ended, error)
@@ -91,7 +91,7 @@ class Heartbeat:
         else:
             self.ended.set_exception(error)
 
-    async def _beat_until_stopped(self) -> None:
+    async def _send_until_stopped(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         store = self._new_store()
         watching = asyncio.create_task(self._watch_loop())

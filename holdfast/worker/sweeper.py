@@ -52,7 +52,7 @@ class Sweeper:
                 self._backoff.reset()
 
     async def sweep(self) -> None:
-        """Runs one round. A part that fails does not keep the next ones from running."""
+        """Runs one sweep. If a part fails, the next ones still run; then the first error is raised."""
         done = {}
         failed: HoldfastError | None = None
         parts = {
@@ -68,14 +68,14 @@ class Sweeper:
                 done[name] = await part()
             except HoldfastError as error:
                 failed = failed or error
-        done.pop("counted", None)  # no event tells of it
+        done.pop("counted", None)  # not part of the event
         if any(done.values()):
             self._shared.emit(SweepComplete(**{"recovered": 0, "promoted": 0, "pruned": 0, **done}))
         if failed is not None:
             raise failed
 
     async def _expire(self) -> int:
-        """End the jobs whose ``expires`` has come, of every queue: claims end those of the queues that are served."""
+        """Expires jobs of all queues; a claim expires only those of the queues it names."""
         now = self._shared.clock.monotonic()
         if now - self._ended_expired_at < _END_EXPIRED_EVERY:
             return 0
@@ -87,8 +87,8 @@ class Sweeper:
         return expired
 
     async def _promote(self) -> int:
-        """Make due jobs ready: for unserved queues, and for followers while this worker is too busy to claim. An
-        idle worker that serves every queue does it by its own claims, at the very instant."""
+        """Promotes due jobs: of queues without workers, and for followers while this worker is too busy to claim. The
+        claims of an idle worker that serves every queue promote them on time."""
         if self._shared.wakes_on_time:
             return 0
         total = 0
@@ -97,9 +97,9 @@ class Sweeper:
         return total + promoted
 
     async def recover_leases(self) -> int:
-        """Settles every lease that ran out, unless others do that; a worker that renews in between keeps its job."""
+        """Settles the jobs of expired leases. A worker that renews its lease meanwhile keeps its job."""
         recovered = 0
-        limit = _BATCH + len(self._refused)  # which come first, each time
+        limit = _BATCH + len(self._refused)  # the refused ones come first
         while jobs := await self._store.maintenance.find_expired_leases(limit=limit):
             number = await self._recover(jobs)
             recovered += number
@@ -108,7 +108,7 @@ class Sweeper:
         return recovered
 
     async def _recover(self, jobs: Sequence[Job]) -> int:
-        """Settle these. A refused settlement takes no neighbour along: halves of the batch go on without it."""
+        """Settles a batch. If the store refuses it, each half is settled by itself, down to the job at fault."""
         shared = self._shared
         fault_point("sweep.before_settle")
         try:
@@ -154,11 +154,11 @@ class Sweeper:
             pruned += batch
             if batch < _BATCH:
                 break
-            await shared.clock.sleep(0.01)  # others have work to write
+            await shared.clock.sleep(0.01)  # lets other writers go first
         return pruned
 
     async def _count_ended(self) -> int:
-        """Adds ended jobs to the history, before they are pruned; the rest with the next sweep, if there are many."""
+        """Adds ended jobs to the history before they are pruned. If there are many, the next sweep goes on."""
         now = self._shared.clock.monotonic()
         if now - self._counted_at < _PRUNE_EVERY:
             return 0
@@ -166,7 +166,7 @@ class Sweeper:
             if not await self._store.maintenance.count_ended(limit=_COUNTED):
                 self._counted_at = now
                 break
-            await self._shared.clock.sleep(0.01)  # others have work to write
+            await self._shared.clock.sleep(0.01)  # lets other writers go first
         return 0
 
     def retention_by_state(self) -> dict[str, timedelta]:

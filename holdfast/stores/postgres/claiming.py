@@ -1,4 +1,4 @@
-"""Builder of a claim: which queues it has tried, and what it may still take. And the due jobs that claims pass over."""
+"""Builder of a claim: queues it has tried, jobs it may still take. And the locked due jobs that claims skip."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, Rows
 
 ALL_DUE = -1
-"""``due_after`` of a claim that passes over no due jobs."""
+"""``due_after`` of a claim that skips no due jobs."""
 
 
 class PostgresClaimBuilder:
@@ -29,8 +29,8 @@ class PostgresClaimBuilder:
         self._slots = dict(capacity)
         self.max_must_start = request.max_must_start
         self.free_runners = request.free_runners
-        self.limited = False  # there are jobs under limits in the queues just tried
-        self.limits_seen = False  # in any of the queues
+        self.has_limited_jobs = False  # there are jobs under limits in the queues just tried
+        self.has_seen_limits = False  # in any of the queues
         self.limited_first = False
         self.began_limited = False  # the first of the jobs is under limits
         self.promote = request.promote
@@ -42,7 +42,7 @@ class PostgresClaimBuilder:
         self.promoted = 0
         self.quarantined = self.stopped_at_last_attempt = False
         self.has_scanned = False
-        self.jobs_left = False  # ready jobs may be left in the wanted queues
+        self.has_jobs_left = False  # ready jobs may be left in the wanted queues
         self.until_us: int | None = None
         self.due_in: int | None = None
 
@@ -54,21 +54,21 @@ class PostgresClaimBuilder:
         return [part[first : first + size] for part in parts for first in range(0, len(part), size)] or [[]]
 
     @property
-    def passes_over_due(self) -> bool:
-        """Returns True if the claim passes over due jobs, which are locked."""
+    def skips_locked_due(self) -> bool:
+        """Returns True if the claim skips due jobs, which other transactions have locked."""
         return self.due_after != ALL_DUE
 
     def due_names(self, queues: Iterable[str]) -> list[str]:
-        """Returns these queues, or the wildcard: then due jobs are looked for in all queues."""
+        """Returns these queues, or the wildcard, if the claim promotes due jobs of all queues."""
         return [EVERY_QUEUE] if EVERY_QUEUE in self.capacity else list(queues)
 
     def free_slots(self, queues: Sequence[str]) -> list[int]:
-        """Returns how many jobs of each of these queues are wanted still."""
+        """Returns how many jobs of each of these queues the claim may still take."""
         slots = self._slots
         return [slots.get(queue, slots.get(EVERY_QUEUE, 0)) for queue in queues]
 
     def wanted_jobs(self, queues: Sequence[str]) -> int:
-        """Returns how many jobs of a batch of queues are wanted still."""
+        """Returns how many jobs of a batch of queues the claim may still take."""
         slots = {queue if queue in self.capacity else EVERY_QUEUE for queue in queues} or self._slots
         return min(self.request.limit - len(self.jobs), sum(self._slots.get(name, 0) for name in slots))
 
@@ -78,7 +78,7 @@ class PostgresClaimBuilder:
         self.max_must_start -= sum(map(must_start_now, jobs))
 
     def take_limited(self, jobs: list[Job], until_us: int) -> None:
-        """Jobs under limits start at once."""
+        """Adds jobs under limits: each starts at once, so it takes a free runner."""
         if jobs:
             self.began_limited = self.began_limited or not self.jobs
             self._add(jobs)
@@ -95,7 +95,7 @@ class PostgresClaimBuilder:
         self.until_us = until_us if not self.jobs or self.until_us is None else min(self.until_us, until_us)
 
     def note_next_due(self, due_in: int | None) -> None:
-        """The next job of the queues just tried falls due in so many microseconds."""
+        """Notes that the next job of these queues is due in ``due_in`` microseconds."""
         if due_in is not None:
             self.due_in = due_in if self.due_in is None else min(self.due_in, due_in)
 
@@ -106,11 +106,11 @@ class PostgresClaimBuilder:
 
     def note_jobs_left(self, *, some: bool) -> None:
         """Notes whether a statement may have left ready jobs."""
-        self.jobs_left = self.jobs_left or some
+        self.has_jobs_left = self.has_jobs_left or some
 
     def to_claim(self, *, receives_notifications: bool = False) -> Claim:
         """Returns the result of the claim. ``receives_notifications``: of each job that becomes ready."""
-        jobs_left = self.jobs_left or self.limits_seen or self.quarantined or self.stopped_at_last_attempt
+        jobs_left = self.has_jobs_left or self.has_seen_limits or self.quarantined or self.stopped_at_last_attempt
         return Claim(
             jobs=self.jobs,
             promoted=self.promoted,
@@ -175,21 +175,21 @@ class ClaimAlternation:
     """Alternation of claims between jobs under limits and jobs under no limit, while there are both."""
 
     def __init__(self) -> None:
-        self.limits_seen = False
+        self.has_seen_limits = False
         """The latest claim saw jobs under limits."""
         self._was_limited = True
 
     @property
     def limited_first(self) -> bool:
         """Returns True if the next claim begins with jobs under limits."""
-        return self.limits_seen and not self._was_limited
+        return self.has_seen_limits and not self._was_limited
 
     def note_claim(self, builder: PostgresClaimBuilder) -> None:
         """Notes what a claim found, and what it began with."""
         if builder.jobs:
             self._was_limited = builder.began_limited
         if builder.has_scanned or builder.jobs:
-            self.limits_seen = builder.limits_seen or builder.began_limited
+            self.has_seen_limits = builder.has_seen_limits or builder.began_limited
 
 
 async def readable_jobs(

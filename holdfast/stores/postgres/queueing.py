@@ -139,7 +139,7 @@ class PostgresQueueing:
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, request: ClaimRequest) -> Claim:
-        """Make due jobs ready, take what is wanted, say when the next falls due."""
+        """Promotes due jobs, claims ready ones, and returns when the next job is due."""
         capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
         if request.ids is not None:
             return await self._claim_named(request)
@@ -151,10 +151,10 @@ class PostgresQueueing:
         try:
             await self._claim_wanted(builder)
         except HoldfastError:
-            if not builder.jobs:  # else no process would know of their leases; the next claim meets the error
+            if not builder.jobs:  # else their leases would be unknown until they expire; the next claim meets the error
                 raise
-            builder.jobs_left = True
-        if builder.passes_over_due:
+            builder.has_jobs_left = True
+        if builder.skips_locked_due:
             builder.note_next_due(self._locked_due.retry_in_us(builder.due_names(builder.capacity)))
         self._alternation.note_claim(builder)
         self._lock.count_claim(found=bool(builder.jobs))
@@ -210,7 +210,7 @@ class PostgresQueueing:
                 builder.due_after = self._locked_due.due_after(names)
             else:  # another process is making them ready; taken in between, later jobs would go before them
                 await asyncio.sleep(_MOMENT)
-        if builder.promote and not builder.passes_over_due:
+        if builder.promote and not builder.skips_locked_due:
             self._locked_due.note_none_due(builder.due_names(queues))
 
     async def _claim_batch(self, builder: PostgresClaimBuilder, queues: list[str]) -> bool:
@@ -220,17 +220,17 @@ class PostgresQueueing:
                 return True
             if not builder.wanted_jobs(queues):
                 return False
-        builder.limited = False
+        builder.has_limited_jobs = False
         if await self._claim_unlimited(builder, queues):
             return True
-        if builder.limited and not builder.limited_first and builder.wanted_jobs(queues):
+        if builder.has_limited_jobs and not builder.limited_first and builder.wanted_jobs(queues):
             return await self._claim_limited(builder, queues)
         return False
 
     async def claim_limited(self, request: ClaimRequest) -> Claim | None:
         """Claims jobs under limits alone, for a transport; None if the latest claim saw none, or jobs are due."""
         capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
-        if not self._alternation.limits_seen:
+        if not self._alternation.has_seen_limits:
             return None
         builder = PostgresClaimBuilder(request, capacity)
         due = await self._claim_all_limited(builder, self._order(builder))
@@ -337,12 +337,12 @@ class PostgresQueueing:
         if (at_once and not was_seen) or now - self._limited_checked_at > _LIMITED_CHECK_SECONDS or seen_in != queues:
             ((seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
             self._limited_checked_at, self._limited_check = now, (queues, seen)
-        builder.limited = builder.limited or self._limited_check[1]
-        builder.limits_seen = builder.limits_seen or builder.limited
+        builder.has_limited_jobs = builder.has_limited_jobs or self._limited_check[1]
+        builder.has_seen_limits = builder.has_seen_limits or builder.has_limited_jobs
 
     async def _release_unconfirmed(self, request: ClaimRequest, claimed_at: int) -> None:
-        """A claim that was cut off may have taken unknown jobs: what this worker took between the last claim
-        that was answered and this one was never started."""
+        """Releases jobs of claims whose response was lost: those that this worker claimed after the last answered claim
+        and before this one. None of them has started."""
         worker = request.worker
         if request.shared_worker_id:
             return
@@ -358,14 +358,14 @@ class PostgresQueueing:
             ]
             if released:
                 await self.settle(released)
-        except HoldfastError:  # these end by themselves too; what was claimed now must not be lost with them
+        except HoldfastError:  # their leases expire anyway; the jobs of this claim must not be lost
             return
 
     async def _end_expired(self) -> tuple[tuple[ExpiredJob, ...], bool]:
-        """Ends jobs that a claim passed over, since their ``expires`` has come. True: others, which waited, are due."""
+        """Expires jobs that a claim skipped. Returns them, and True if that made jobs due that waited for them."""
         try:
             expired_now = await end_expired(self._pool, self._notifications, self._sql, limit=MAX_PROMOTED)
-        except HoldfastError:  # a sweep ends them; what was claimed now must not be lost with them
+        except HoldfastError:  # a sweep expires them; the jobs of this claim must not be lost
             return (), False
         return tuple(expired_now.ended), expired_now.has_made_due
 
@@ -431,10 +431,10 @@ class PostgresQueueing:
             worker=request.worker,
             lease_for=span_us(request.lease_for),
         )
-        due_in, until, quarantined, left, queues, paused, stopped_at_last_attempt, limits_seen, expired_now = rows[0][
-            _CLAIMED_COLUMNS:
-        ]
-        self._alternation.limits_seen = limits_seen
+        due_in, until, quarantined, left, queues, paused, stopped_at_last_attempt, has_seen_limits, expired_now = rows[
+            0
+        ][_CLAIMED_COLUMNS:]
+        self._alternation.has_seen_limits = has_seen_limits
         await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
         jobs = await self._readable([] if rows[0][0] is None else rows, request.worker)
         expired, has_made_due = await self._end_expired() if expired_now else ((), False)

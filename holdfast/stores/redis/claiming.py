@@ -58,7 +58,7 @@ class RedisIdClaimBuilder:
         ]
 
     def take(self, jobs: list[Job], until_us: int, *, stopped_at_last_attempt: bool) -> None:
-        """Note a script's answer."""
+        """Adds the reply of a script."""
         self._until_us = until_us
         self.stopped_at_last_attempt = stopped_at_last_attempt
         self._max_must_start = max(0, self._max_must_start - sum(map(must_start_now, jobs)))
@@ -92,18 +92,18 @@ class RedisClaimBuilder:
         self._skipped = b""  # by ready list, how many ids at its head the next script skips; packed
         self.jobs: list[Job] = []
         self.expired: tuple[ExpiredJob, ...] = ()
-        self.wants_none = not any(self._slots.values())
-        """No queue has a free slot."""
-        self.over = self.wants_none
+        self.has_no_capacity = not any(self._slots.values())
+        """True if no queue has a free slot."""
+        self.is_done = self.has_no_capacity
         self._promoted = 0
         self._quarantined = False
         self._stopped_at_last_attempt = False
         self._due_in: dict[str, int] = {}  # by script
         self._until_us: int | None = None
         self.began_limited = False
-        """The first of the jobs is under limits."""
-        self.is_limited = False
-        """A queue that is wanted has jobs under limits."""
+        """True if the first claimed job is under limits."""
+        self.has_limited_jobs = False
+        """True if a queue of the request has jobs under limits."""
         self.unassigned: list[str] = []
         """Queues with limits that have ready jobs without a partition."""
 
@@ -113,8 +113,8 @@ class RedisClaimBuilder:
         return self._promoted
 
     def script_calls(self, served: str) -> list[list[Argument]]:
-        """Arguments of the next scripts: several if the first one's jobs fit every queue. Only the first claims jobs
-        that must start at once; one at a time looks behind suspects."""
+        """Returns the arguments of the next scripts: several if each queue has slots for all jobs of the first script.
+        Only the first claims jobs that must start at once; only a single script scans past suspects."""
         request = self._request
         left = 1 if request.isolated else request.limit - len(self.jobs)
         can_pipeline = not self._skipped and all(each == 0 or each >= left for each in self._slots.values())
@@ -139,9 +139,9 @@ class RedisClaimBuilder:
         ]
 
     def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
-        """Note a script's answer."""
+        """Adds the reply of a script."""
         rows, promoted, due_in, quarantined, until, _, status, self._skipped, stopped, limited, unassigned = reply
-        self.is_limited, self.unassigned = bool(limited), [decode_text(queue) for queue in unassigned]
+        self.has_limited_jobs, self.unassigned = bool(limited), [decode_text(queue) for queue in unassigned]
         self._promoted += promoted
         self._due_in["ready"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
@@ -154,22 +154,22 @@ class RedisClaimBuilder:
         may_scan = status == ClaimStatus.MORE_TO_EXAMINE and self._scans < _MAX_SCANS
         again = status == ClaimStatus.MORE_DUE or may_scan or len(rows) >= asked
         again = again or (self._stopped_at_last_attempt and self._max_must_start > 0)  # by one that was not the first
-        self.over = self.is_full or not again
+        self.is_done = self.is_full or not again
 
     # ── jobs under limits ─────────────────────────────────────────────────────────────────────────────────────
     @property
     def is_full(self) -> bool:
-        """Returns True if no more jobs are wanted."""
+        """Returns True if the claim has as many jobs as it may."""
         return len(self.jobs) >= (1 if self._request.isolated else self._request.limit)
 
     def limited_call(self, served: str, *, promote: bool) -> list[Argument] | None:
-        """Returns the arguments of the next script for jobs under limits; None where none is to be taken."""
+        """Returns the arguments of the next script for jobs under limits; None if the claim may take none."""
         request = self._request
         max_must_start = 1 if request.isolated else self._max_must_start  # each of them starts at once
         left = min(
             (1 if request.isolated else request.limit) - len(self.jobs), MAX_BATCH, self._free_runners, max_must_start
         )
-        if left <= 0 or self.wants_none:
+        if left <= 0 or self.has_no_capacity:
             return None
         return [
             left,
@@ -181,7 +181,7 @@ class RedisClaimBuilder:
         ]
 
     def take_limited(self, jobs: list[Job], reply: Sequence[Any]) -> bool:
-        """Note the answer to ``limited_call``; returns True if there may be more."""
+        """Adds the reply of ``limited_call``; returns True if there may be more jobs."""
         rows, promoted, due_in, quarantined, until, _, status, last_named = reply
         self._promoted += promoted
         self._rounds += status == ClaimStatus.MORE_DUE
@@ -194,14 +194,14 @@ class RedisClaimBuilder:
         self._add(jobs, are_limited=True)
         if status == ClaimStatus.MORE_TO_EXAMINE and last_named:  # its blocked partitions must not hold up other queues
             self._last_named[True] = decode_text(last_named)
-        self.over = self.over or self.is_full
+        self.is_done = self.is_done or self.is_full
         self._limited_scans += not rows
         may_scan = status == ClaimStatus.MORE_TO_EXAMINE and self._limited_scans < _MAX_LIMITED_SCANS
         return len(rows) >= MAX_BATCH or status == ClaimStatus.MORE_DUE or may_scan
 
     # ── all jobs ──────────────────────────────────────────────────────────────────────────────────────────────
     def _wanted(self, *, are_limited: bool) -> list[Argument]:
-        """Named queues with their slots, beginning behind the one served last."""
+        """Returns named queues and their slots, round robin: behind the one served last."""
         named = sorted(self._slots.keys() - {EVERY_QUEUE})
         start = bisect_right(named, self._last_named[are_limited])
         return [argument for queue in named[start:] + named[:start] for argument in (queue, self._slots[queue])]
@@ -216,9 +216,9 @@ class RedisClaimBuilder:
     @property
     def _none_left(self) -> bool:
         """Returns True if no ready job of the wanted queues was left."""
-        jobs_left = self.is_limited or self.unassigned or self._quarantined or self._stopped_at_last_attempt
+        jobs_left = self.has_limited_jobs or self.unassigned or self._quarantined or self._stopped_at_last_attempt
         wanted = [name for name, slots in self._request.capacity.items() if slots > 0]
-        return self.over and not (jobs_left or self.is_full or self._skipped) and all(map(self._slots.get, wanted))
+        return self.is_done and not (jobs_left or self.is_full or self._skipped) and all(map(self._slots.get, wanted))
 
     def to_claim(self, *, receives_notifications: bool) -> Claim:
         """Returns the result of the claim. ``receives_notifications``: of each job that becomes ready."""

@@ -146,7 +146,7 @@ class RedisQueueing:
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def claim(self, request: ClaimRequest) -> Claim:
-        """Make due jobs ready, take what is wanted, say when the next falls due."""
+        """Promotes due jobs, claims ready ones, and returns when the next job is due."""
         try:
             claim = await (self._claim_ready(request) if request.ids is None else self._claim_ids(request, request.ids))
             await self._release_unconfirmed(request, claim)
@@ -167,13 +167,13 @@ class RedisQueueing:
             for queue in builder.unassigned:
                 await self._assigner.assign_ready(request.worker, queue, isolated=request.isolated)
             is_changed = builder.promoted > promoted or builder.unassigned
-            if is_changed or (builder.is_limited and not limited_first):
+            if is_changed or (builder.has_limited_jobs and not limited_first):
                 await self._claim_limited(request, builder, promote=False)
         except HoldfastError:
-            if not builder.jobs:  # else these are ours already
+            if not builder.jobs:  # else their leases would be unknown until they expire
                 raise
         if builder.jobs:
-            self._is_limited_first = builder.is_limited and not builder.began_limited
+            self._is_limited_first = builder.has_limited_jobs and not builder.began_limited
         return builder.to_claim(receives_notifications=self._notifications.is_listening("ready"))
 
     async def _claim_limited(self, request: ClaimRequest, builder: RedisClaimBuilder, *, promote: bool) -> None:
@@ -188,12 +188,12 @@ class RedisQueueing:
                 extra=request.limit / CLAIMED_A_SECOND,
             )
             self._last_limited = decode_text(reply[5])
-            builder.expired += self._ended(reply.pop())
+            builder.expired += self._report_expired(reply.pop())
             more = builder.take_limited(await self._readable(reply[0], request.worker), reply)
 
     async def _claim_unlimited(self, request: ClaimRequest, builder: RedisClaimBuilder) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
-        while not builder.over:
+        while not builder.is_done:
             batches = [(*common, *arguments) for arguments in builder.script_calls(self._last_by_wildcard)]
             try:
                 replies = await self._pool.run_each(
@@ -208,45 +208,45 @@ class RedisQueueing:
                 raise
             for reply in replies:
                 self._last_by_wildcard = decode_text(reply[5])
-                builder.expired += self._ended(reply.pop())
+                builder.expired += self._report_expired(reply.pop())
                 builder.take(await self._readable(reply[0], request.worker), reply)
 
-    def _ended(self, flat: Sequence[bytes]) -> tuple[ExpiredJob, ...]:
-        """Jobs that a script has ended, since their ``expires`` had come."""
+    def _report_expired(self, flat: Sequence[bytes]) -> tuple[ExpiredJob, ...]:
+        """Returns the jobs that a script has expired, and wakes their waiters."""
         expired = expired_jobs(flat, self._specs)
         self._notifications.notify_done((), [each.job_id for each in expired])
         return expired
 
     async def _claim_ids(self, request: ClaimRequest, wanted: Sequence[str]) -> Claim:
-        building = RedisIdClaimBuilder(request)
+        builder = RedisIdClaimBuilder(request)
         for ids in in_batches(list(dict.fromkeys(wanted)), MAX_BATCH):
             try:
-                taken, until, stopped_at_last_attempt, flat = await self._pool.run(
+                rows, until, stopped_at_last_attempt, flat = await self._pool.run(
                     self._scripts["claim_ids"],
                     request.worker,
                     span_us(request.lease_for),
                     self._pool.address.task,
-                    *building.script_arguments(),
+                    *builder.script_arguments(),
                     *ids,
                     on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
                     extra=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
-                if building.jobs:  # these are ours already
+                if builder.jobs:  # else their leases would be unknown until they expire
                     break
                 raise
-            building.expired += self._ended(flat)
-            building.take(
-                await self._readable(taken, request.worker),
+            builder.expired += self._report_expired(flat)
+            builder.take(
+                await self._readable(rows, request.worker),
                 int(until),
                 stopped_at_last_attempt=bool(stopped_at_last_attempt),
             )
-            if building.stopped_at_last_attempt:
+            if builder.stopped_at_last_attempt:
                 break
-        return building.to_claim(len(wanted))
+        return builder.to_claim(len(wanted))
 
     async def _release_unconfirmed(self, request: ClaimRequest, claim: Claim) -> None:
-        """Gives back the jobs of unanswered claims, which were never started, except for this claim's."""
+        """Releases jobs of unanswered claims, which this worker has never started. Jobs of this claim stay."""
         if claim.lease_until_us is None or request.shared_worker_id:
             return
         lease, since = span_us(request.lease_for), self._unconfirmed_claims.unconfirmed_since(request.worker)

@@ -1,4 +1,4 @@
-"""A claim on SQLite: takes jobs queue by queue, inside one write transaction."""
+"""Builder of a claim on SQLite: takes jobs queue by queue, inside one write transaction."""
 
 from __future__ import annotations
 
@@ -30,27 +30,25 @@ class SqliteClaimBuilder:
         self.now_us = transaction.now_us
         self._lease = {"worker": request.worker, "until": until_us, "now": transaction.now_us}
         self._must_start_left = 1 << 30 if request.isolated else request.max_must_start
-        self.requested_queues = frozenset(
-            request.capacity
-        )  # those without a free slot too: the wildcard is for the others
+        self.requested_queues = frozenset(request.capacity)  # the wildcard is for all other queues
         self._slots = dict(request.capacity)
         self.jobs: list[Job] = []
         self.began_limited = False
-        """The first of the jobs is under limits."""
+        """True if the first claimed job is under limits."""
         self.quarantined = False
         self.stopped_at_last_attempt = False
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Returns True if the claim has all it asked for."""
         return len(self.jobs) >= (1 if self._request.isolated else self._request.limit)
 
     def free_slots(self, queue: str) -> int:
-        """Returns how many jobs of this queue are wanted still."""
+        """Returns how many jobs of this queue the claim may still take."""
         return self._slots.get(queue, self._slots.get(EVERY_QUEUE, 0))
 
     def take_ready(self, queue: str) -> None:
-        """Take from one queue, suspects among the rest."""
+        """Takes jobs of one queue under no limit, suspects included."""
         if self._request.isolated:
             self._take("pick_quarantined", queue=queue, limit=1)
             return
@@ -63,10 +61,10 @@ class SqliteClaimBuilder:
             self._take("pick_ready", queue=queue, limit=slots_left)
 
     def take_limited(self, claim: LimitedClaim, queue: str) -> bool:
-        """Takes jobs under limits from one queue: no more than can start now. Returns whether it took any."""
+        """Takes jobs under limits from one queue, at most as many as can start now. Returns True if it took any."""
         taken = len(self.jobs)
         if self._request.isolated:
-            seqs = [] if self.full else claim.choose_quarantined(queue)
+            seqs = [] if self.is_full else claim.choose_quarantined(queue)
         else:
             left = min(self._request.limit, self._request.free_runners) - taken
             slots_left = min(self.free_slots(queue), left, self._must_start_left)
@@ -79,7 +77,7 @@ class SqliteClaimBuilder:
         return len(self.jobs) > taken
 
     def take_ids(self, ids: Sequence[str], capacity: Mapping[str, int], paused: set[str]) -> int:
-        """Take just these ids; how many deliveries were refused, repeats included."""
+        """Takes jobs by their ids; returns the number of deliveries refused, repeats included."""
         batch = as_json(dict.fromkeys(ids))
         max_tier = 1 << 30 if self._request.isolated else min(1, self._must_start_left)
         for queue, slots in capacity.items():
@@ -120,7 +118,7 @@ class SqliteClaimBuilder:
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
     def _readable(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
-        """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""
+        """Returns the readable jobs. One that another program corrupted becomes dead, and blocks no queue."""
         jobs = []
         for seq, each in zip(seqs, shown, strict=True):
             try:
@@ -133,9 +131,9 @@ class SqliteClaimBuilder:
 
 
 def _fitting(shown: Sequence[str], max_must_start: int) -> tuple[list[int], bool]:
-    """The places of the jobs a claim takes, and whether it ends at one on its last attempt beyond ``max_must_start``.
+    """Returns indexes of the jobs that a claim takes, and True if a last attempt beyond ``max_must_start`` ends it.
 
-    A suspect beyond them is left where it is, and stops no claim.
+    Suspects beyond ``max_must_start`` are skipped.
     """
     fitting: list[int] = []
     for number, each in enumerate(shown):

@@ -131,7 +131,7 @@ class SqliteQueueing(LimitedFamily):
         return sorted(name for name in names if name in queues or name not in request.capacity)
 
     def _claim(self, transaction: Transaction, request: ClaimRequest) -> Claim:
-        """Make due jobs ready, take what is wanted, say when the next falls due."""
+        """Promotes due jobs, claims ready ones, and returns when the next job is due."""
         connection, now_us = transaction.connection, transaction.now_us
         capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
         expired = end_expired(transaction, self._sql, limit=MAX_PROMOTED)
@@ -157,7 +157,7 @@ class SqliteQueueing(LimitedFamily):
             due_us = self._take_with_limits(builder, table, open_queues, capacity, paused)
         else:
             self._take_unlimited(builder, capacity, paused)
-        self._was_full = builder.full
+        self._was_full = builder.is_full
         return Claim(
             jobs=builder.jobs,
             promoted=promoted,
@@ -218,7 +218,7 @@ class SqliteQueueing(LimitedFamily):
         named = sorted(queue for queue in capacity if queue != EVERY_QUEUE and queue not in paused)
         start = bisect_right(named, self._last_named)
         for queue in named[start:] + named[:start]:
-            if builder.full:
+            if builder.is_full:
                 return
             self._last_named = queue
             yield queue
@@ -226,7 +226,7 @@ class SqliteQueueing(LimitedFamily):
             return
         after = last = self._last_unlisted
         wrapped = False
-        while not builder.full and builder.free_slots(EVERY_QUEUE):
+        while not builder.is_full and builder.free_slots(EVERY_QUEUE):
             queue = read_value(connection, self._sql["next_ready_queue"], {"after": after})
             if queue is None or (wrapped and queue > last):
                 if wrapped or not last:

@@ -112,10 +112,8 @@ class Writer:
         self.connection = connect(path)
         self._lock = bare_connection(path, timeout=0.0, shared=True)  # holds the write lock while the log is copied
         self._fair_lock = FairLock(path)
-        self._connection_lock = (
-            threading.Lock()
-        )  # the connection is one: this process's threads share it, one at a time
-        self._start_lock = threading.Lock()  # another than the one above, which is held while another program writes
+        self._connection_lock = threading.Lock()  # held while another program writes, so starting has its own
+        self._start_lock = threading.Lock()
         self._pending: queue.SimpleQueue[_PendingChange[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._checkpoint_at = _CHECKPOINT_PAGES

@@ -287,8 +287,8 @@ class Submitter:
                     _check_same(job, first)
 
     async def _check_before(self, jobs: Sequence[NewJob]) -> None:
-        """Refuse a batch with a key that stands for something else while none of its jobs is stored yet. Only who
-        submits the same key in the same instant is found afterwards."""
+        """Refuses a batch with a key of another job before any of its jobs is stored. A concurrent submission of the
+        same key is found afterwards."""
         store = await self._store()
         firsts: dict[str | None, NewJob] = {}
         for start in range(0, len(jobs), _MAX_LOOKUP):
@@ -344,7 +344,7 @@ class _Group:
                 batch = self._next_batch()
                 if batch:
                     await self._send_batch(batch)
-                await asyncio.sleep(0)  # those who were answered may submit again
+                await asyncio.sleep(0)  # callers that were answered may submit again
         finally:
             self._under_way -= 1
 
@@ -386,7 +386,7 @@ class _Group:
         except BaseException as error:
             for _, answer in batch:
                 _fail(answer, error)
-            if isinstance(error, Exception):  # a defect, which its callers hear of; those who wait may not meet it
+            if isinstance(error, Exception):  # a bug: its callers get the error, pending ones may not meet it
                 return
             raise
         for (_, answer), submitted in zip(batch, answers, strict=True):

@@ -114,7 +114,7 @@ class Queueing(Protocol):
         """Make due jobs ready, take jobs under a lease, and say when the next one falls due."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Apply each settlement whose guard holds. Failed attempts are recorded; endings wake who awaits them.
+        """Apply each settlement whose guard holds. Failed attempts are recorded; ends wake their waiters.
 
         A job that is settled as ``waiting`` is so until its ``delay`` is over (None: for ever) if it is a receiver of a
         signal, or has children that have not ended; otherwise it is due at once.

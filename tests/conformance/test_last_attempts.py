@@ -38,7 +38,7 @@ async def test_claim_takes_every_last_attempt_without_a_bound(store: Store) -> N
     assert ([job.id for job in brought.jobs], brought.stopped_at_last_attempt) == (ids, False)
 
 
-async def test_retry_on_its_last_attempt_is_held_back(store: Store) -> None:
+async def test_claim_stops_at_a_retry_on_its_last_attempt(store: Store) -> None:
     job = await running(store, max_attempts=2)
     await store.queueing.settle([failing(job)])
     await store.maintenance.promote_due(limit=1)
@@ -57,7 +57,7 @@ async def test_unlimited_attempts_are_never_the_last(store: Store) -> None:
     assert ([job.id for job in brought.jobs], brought.stopped_at_last_attempt) == (ids, False)
 
 
-async def test_limit_that_is_reached_holds_nothing_back(store: Store) -> None:
+async def test_exact_bound_of_last_attempts_stops_no_claim(store: Store) -> None:
     ids = await put(store, *[last() for _ in range(4)])
 
     brought = await claim(store, 2, max_must_start=2)
@@ -66,7 +66,7 @@ async def test_limit_that_is_reached_holds_nothing_back(store: Store) -> None:
 
 
 @pytest.mark.parametrize("capacity", [{"a": 9, "b": 9, "c": 9}, {EVERY_QUEUE: 9}], ids=["named", "wildcard"])
-async def test_startable_bounds_the_whole_claim(store: Store, capacity: dict[str, int]) -> None:
+async def test_max_must_start_bounds_the_whole_claim(store: Store, capacity: dict[str, int]) -> None:
     ids = {queue: await put(store, *[last(queue=queue) for _ in range(2)], new_job(queue=queue)) for queue in "abc"}
 
     brought = await claim(store, 9, capacity, max_must_start=3)
@@ -79,7 +79,7 @@ async def test_startable_bounds_the_whole_claim(store: Store, capacity: dict[str
 
 
 @pytest.mark.parametrize("capacity", [{"a": 2, "b": 2}, {EVERY_QUEUE: 2}], ids=["named", "wildcard"])
-async def test_queue_that_is_held_back_does_not_starve_others(store: Store, capacity: dict[str, int]) -> None:
+async def test_queue_stopped_at_a_last_attempt_starves_no_other(store: Store, capacity: dict[str, int]) -> None:
     await put(store, *[last(queue="a") for _ in range(4)])
     innocent = await put(store, *[new_job(queue="b") for _ in range(4)])
 
@@ -121,7 +121,7 @@ async def test_long_claim_counts_last_attempts_throughout(store: Store) -> None:
     assert [job.id for job in rest] == ids[270:]
 
 
-async def test_lower_priority_does_not_pass_what_is_held_back(store: Store) -> None:
+async def test_lower_priority_does_not_pass_a_last_attempt(store: Store) -> None:
     low = await put(store, new_job(), new_job(priority=-1))
     high = await put(store, last(priority=1), last(priority=1))
 
@@ -130,7 +130,7 @@ async def test_lower_priority_does_not_pass_what_is_held_back(store: Store) -> N
     assert await take_ids(store, max_must_start=1) == [high[1], *low]
 
 
-async def test_held_back_claim_reports_jobs_that_fall_due(store: Store, clock: ManualClock) -> None:
+async def test_claim_stopped_at_a_last_attempt_reports_due_jobs(store: Store, clock: ManualClock) -> None:
     later = await put(store, new_job(delay=SECOND), new_job(delay=3 * SECOND))
     clock.advance(1)
     (single,) = await put(store, last())

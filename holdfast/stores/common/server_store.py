@@ -74,7 +74,7 @@ class ServerStore(ABC, Generic[OpenedT]):
 
     def __init__(self) -> None:
         self._opened: dict[asyncio.AbstractEventLoop, OpenedT] = {}
-        self._migrated: list[str] = []  # what opening applied, for who asks
+        self._migrated: list[str] = []  # migrations that opening applied
         self._portal: Portal | None = None
         self._callers = 0  # in the portal
         self._closing: asyncio.Task[None] | None = None  # keeps the task alive

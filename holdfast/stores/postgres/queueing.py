@@ -451,7 +451,7 @@ class PostgresQueueing:
         return ClaimByIds(claim, dict(zip(left, queues, strict=True)), frozenset(paused))
 
     async def _claim_named(self, request: ClaimRequest) -> Claim:
-        """A claim of ids by who has not asked a transport: what is left is refused too."""
+        """Claims jobs by ids that no transport delivered: ready ones that are not claimed count as refused."""
         named = msgspec.structs.replace(request, ids=list(dict.fromkeys(filter(is_id, request.ids or ()))))
         if request.promote:
             await self._pool.fetch(self._sql["promote_ids"], ids=list(named.ids or ()))

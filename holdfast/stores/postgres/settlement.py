@@ -54,7 +54,7 @@ class Settling:
         if len(set(ids)) < len(ids):
             return await self._settle_in_rounds(settlements)
         answers: dict[str, Settled] = {}
-        ordered = sorted(settlements, key=_job_id)  # as all who write several rows lock them
+        ordered = sorted(settlements, key=_job_id)  # the order in which every statement locks rows
         try:
             locked = await self._settle_unlocked(ordered, answers)
             if len(answers) < len(ordered):

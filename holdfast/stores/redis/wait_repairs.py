@@ -76,7 +76,7 @@ class _WaitAudit:
 
     # ── dependencies ──────────────────────────────────────────────────────────────────────────────────────────
     def check_dependencies(self) -> Iterator[RepairStep]:
-        """Resolves dependencies on jobs that have ended or are gone, level by level; then checks who waits still."""
+        """Resolves dependencies on ended or deleted jobs, level by level; then checks the jobs that still wait."""
         for waiter, fields in self._each("dependencies:"):
             if waiter in self._jobs:
                 yield from self._read_edges(waiter, fields)

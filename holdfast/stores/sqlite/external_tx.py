@@ -57,7 +57,7 @@ class SqliteExternal(LimitedFamily):
 
     def _complete(self, lease: Lease, result: str | None, worker: str | None) -> StatementFlow[Settled]:
         yield Statement(self._sql["begin_writing"])
-        # The clock is read as the one who writes: no other's ending that is dated later can be seen sooner.
+        # The clock is read under the write lock: no event with a later instant becomes visible earlier.
         done = yield Statement(self._sql["complete"], (lease.job_id, lease.claims, result, self._now(), worker))
         if done and done[0][0]:
             ended = [(lease.job_id, JobState.SUCCEEDED)]

@@ -32,7 +32,7 @@ class OpenedSqlite:
     def __init__(self, path: str, now: Callable[[], int], call_deadline: float | None) -> None:
         self.forked = False
         self._call_deadline = call_deadline
-        self.migrated: list[str] = []  # what opening applied, for who asks
+        self.migrated: list[str] = []  # migrations that opening applied
         first = connect(path)
         self.identity = identity = FileIdentity(path, first)
         self._before_closing = weakref.finalize(self, identity.keep_if_replaced)  # at the exit too, without a close()

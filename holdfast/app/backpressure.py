@@ -109,12 +109,12 @@ class QueueDepths:
         store = await self._store()
         known: Counter[str] = Counter()
         for start in range(0, len(bounded), _MAX_LOOKUP):
-            piece = bounded[start : start + _MAX_LOOKUP]
-            by_id = await store.query.summaries([job.id for job, _ in piece])
-            by_key = await store.query.by_keys([job.key or job.id for job, _ in piece])
-            by_unique = await store.query.by_keys([job.unique.key if job.unique else job.id for job, _ in piece])
+            chunk = bounded[start : start + _MAX_LOOKUP]
+            by_id = await store.query.summaries([job.id for job, _ in chunk])
+            by_key = await store.query.by_keys([job.key or job.id for job, _ in chunk])
+            by_unique = await store.query.by_keys([job.unique.key if job.unique else job.id for job, _ in chunk])
             now_us = await store.health.server_time_us() if any(by_unique) else 0
-            for (job, depths), same, named, holder in zip(piece, by_id, by_key, by_unique, strict=True):
+            for (job, depths), same, named, holder in zip(chunk, by_id, by_key, by_unique, strict=True):
                 is_unique_held = holder is not None and job.unique is not None and _holds(holder, job.unique, now_us)
                 if same or (job.key and named) or is_unique_held:
                     known.update(name for name, _ in depths)

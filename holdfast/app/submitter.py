@@ -273,9 +273,9 @@ class Submitter:
         store = await self._store()
         again = [pair for pair in zip(jobs, answers, strict=True) if not pair[1].created and pair[0].key is not None]
         for start in range(0, len(again), _MAX_LOOKUP):
-            piece = again[start : start + _MAX_LOOKUP]
-            found = await store.query.by_keys([str(job.key) for job, _ in piece])
-            for (job, answer), stored in zip(piece, found, strict=True):
+            chunk = again[start : start + _MAX_LOOKUP]
+            found = await store.query.by_keys([str(job.key) for job, _ in chunk])
+            for (job, answer), stored in zip(chunk, found, strict=True):
                 if stored is None and job.unique is not None:
                     continue  # the key is free: another job does the same work
                 first = (
@@ -292,9 +292,9 @@ class Submitter:
         store = await self._store()
         firsts: dict[str | None, NewJob] = {}
         for start in range(0, len(jobs), _MAX_LOOKUP):
-            piece = jobs[start : start + _MAX_LOOKUP]
-            found = await store.query.by_keys([str(job.key) for job in piece])
-            for job, stored in zip(piece, found, strict=True):
+            chunk = jobs[start : start + _MAX_LOOKUP]
+            found = await store.query.by_keys([str(job.key) for job in chunk])
+            for job, stored in zip(chunk, found, strict=True):
                 _check_same(job, stored or firsts.setdefault(job.key, job))
 
 

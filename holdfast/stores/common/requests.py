@@ -74,7 +74,7 @@ def line_page(lines: list[LogLine], limit: int) -> LogPage:
 
 
 def jobs_of_topics(topics: Sequence[str]) -> list[str]:
-    """The jobs whose endings these topics wait for; ``job:*`` stands for endings, but for no job."""
+    """Returns the jobs whose ends these topics name; ``job:*`` names none."""
     return [topic.removeprefix("job:") for topic in topics if topic.startswith("job:") and topic != "job:*"]
 
 

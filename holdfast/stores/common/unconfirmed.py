@@ -77,8 +77,8 @@ def accepted_as(settlement: Settlement, recorded: RecordedOutcome) -> JobState |
     of the job is reported at least once.
     """
     if recorded.attempt_state is not None:
-        ours = (settlement.reason, settlement.error) == (recorded.reason, recorded.error)
-        return recorded.attempt_state if ours and not settlement.refund else None
+        is_same = (settlement.reason, settlement.error) == (recorded.reason, recorded.error)
+        return recorded.attempt_state if is_same and not settlement.refund else None
     if recorded.claims is None or recorded.claims < settlement.claims or recorded.is_running(settlement.claims):
         return None
     if settlement.state is not JobState.SUCCEEDED and not settlement.refund:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-_MAX_MISSED = 1000  # topics kept for the next waiter; a process that only submits has many
+_MAX_MISSED = 1000  # topics buffered for the next waiter; a process that only submits has many
 
 
 class Waiter:
@@ -37,13 +37,13 @@ class Waiter:
 
 
 class PendingTopics:
-    """Notifications of queues and workers without a waiter, kept for the next one. The caller holds the lock."""
+    """Buffer of notifications of queues and workers that no waiter has received yet. The caller holds the lock."""
 
     def __init__(self) -> None:
         self._topics: set[str] = set()
 
-    def keep_topics(self, topics: Iterable[str]) -> None:
-        """Keeps topics that no waiter took, but for endings of jobs: a poll of the store finds those."""
+    def buffer_topics(self, topics: Iterable[str]) -> None:
+        """Buffers topics that woke no waiter, except ends of jobs: a poll of the store finds those."""
         self._topics.update(topic for topic in topics if not topic.startswith("job:"))
         if len(self._topics) > _MAX_MISSED:
             self._topics = {"queue:*", "worker:*", "due:*"}
@@ -56,7 +56,7 @@ class PendingTopics:
 
 
 class Waiters:
-    """The waiters of this process. Notifications without a waiter are kept for the next one."""
+    """The waiters of this process. Notifications without a waiter are buffered for the next one."""
 
     def __init__(self) -> None:
         self._registered: set[Waiter] = set()
@@ -71,7 +71,7 @@ class Waiters:
         with self._lock:
             matching = [waiter for waiter in self._registered if waiter.matches_topics(named)]
             if not matching:
-                self._missed_topics.keep_topics(named)
+                self._missed_topics.buffer_topics(named)
         for waiter in matching:
             waiter.wake()
 

@@ -274,7 +274,7 @@ class RedisPool:
         self,
         script: Script,
         keys: Sequence[str],
-        pieces: Sequence[Sequence[Argument]],
+        batches: Sequence[Sequence[Argument]],
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
@@ -294,8 +294,8 @@ class RedisPool:
 
         async def run_once(connection: RedisConnection) -> list[Any]:
             sent.append(True)
-            commands = [(*head, *piece) for piece in pieces]
-            unsure = len(pieces) > 1 and script.sha not in connection.scripts
+            commands = [(*head, *batch) for batch in batches]
+            unsure = len(batches) > 1 and script.sha not in connection.scripts
             if unsure:  # else the first might find it unknown, and a later one, loaded meanwhile, known
                 commands.insert(0, ("SCRIPT", "LOAD", script.text))
                 connection.scripts.add(script.sha)
@@ -303,7 +303,7 @@ class RedisPool:
             missed = [index for index, reply in enumerate(replies) if isinstance(reply, driver.NoScriptError)]
             if missed:  # flushed, or a new server; EVAL brings the source along, so this cannot miss again
                 source = ("EVAL", script.text, *head[2:])
-                answers = await connection.ask_each([(*source, *pieces[index]) for index in missed])
+                answers = await connection.ask_each([(*source, *batches[index]) for index in missed])
                 for index, answer in zip(missed, answers, strict=True):
                     replies[index] = answer
             for error in replies:

@@ -44,7 +44,7 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
     for name in _FILES:
         if name in given and not Path(given[name]).is_file():
             raise ConfigError(f"{field}: {name}={given[name]!r}: there is no such file")
-    ours = {name: given.pop(name) for name in own if name in given}
+    own_parameters = {name: given.pop(name) for name in own if name in given}
     scheme, _, kind = parts.scheme.replace("valkey", "redis").partition("+")
     secure = "rediss" if scheme in ("rediss", "rediss+") else scheme
     user, at, places = parts.netloc.rpartition("@")
@@ -63,10 +63,10 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
     if secure == "rediss":  # older drivers check the certificate and not whose it is
         options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")
     name = quote(unquote(user.partition(":")[0]), safe="") + at
-    public = {each: value for each, value in (given | ours).items() if "password" not in each}
+    public = {each: value for each, value in (given | own_parameters).items() if "password" not in each}
     shown = urlunsplit((parts.scheme, name + places, parts.path, urlencode(public), ""))
     server = Server(kind or "direct", hosts, unquote(service), options, shown, secure == "rediss")
-    return server, ours
+    return server, own_parameters
 
 
 def _hosts(field: str, places: str, port: int) -> tuple[tuple[str, int], ...]:

@@ -94,17 +94,17 @@ def split_at_held_keys(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
 
     Dependencies are resolved in between: one that fails cancels the earlier job, and the key is free.
     """
-    pieces: list[Sequence[NewJob]] = []
+    chunks: list[Sequence[NewJob]] = []
     start, keys = 0, set[str]()
     for number, job in enumerate(jobs):
         if job.unique is None:
             continue
         if job.unique.key in keys:
-            pieces.append(jobs[start:number])
+            chunks.append(jobs[start:number])
             start, keys = number, set()
         if job.after:
             keys.add(job.unique.key)
-    return [*pieces, jobs[start:]]
+    return [*chunks, jobs[start:]]
 
 
 def dependency_batch(
@@ -118,7 +118,7 @@ def dependency_batch(
 ) -> str | None:
     """Dependencies of new jobs, and of batches on members, as ``holdfast.add_dependencies`` takes them; None for none.
 
-    ``ids``: the jobs that stand for those of earlier pieces of the batch; these are added. ``members``: see
+    ``ids``: the jobs that stand for those of earlier chunks of the batch; these are added. ``members``: see
     ``member_pairs``.
     """
     dependencies: list[Mapping[str, str]] = []
@@ -134,7 +134,7 @@ def dependency_batch(
 
 
 def member_pairs(jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> list[Mapping[str, str]]:
-    """Batches and their members. All of a submission join at its last piece: no batch ends before."""
+    """Batches and their members. All of a submission join at its last chunk: no batch ends before."""
     if len(answers) < len(jobs):
         return []
     return [

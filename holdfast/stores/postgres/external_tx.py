@@ -72,9 +72,9 @@ class PostgresExternal:
             self._identity = Identity(*row)
         return self._verify(self._identity)
 
-    def _verify(self, ours: Identity) -> StatementFlow[None]:
+    def _verify(self, expected: Identity) -> StatementFlow[None]:
         ((database, role, found, allowed),) = map(_texts, (yield Statement(self._sql["find_identity"].sql)))
-        if not found or database != ours.database:
+        if not found or database != expected.database:
             raise _another(database, self._place)
         if not allowed:
             raise Invalid(
@@ -84,8 +84,8 @@ class PostgresExternal:
                 "update on its tables",
                 "may not submit",
             )
-        (theirs,) = map(_texts, (yield Statement(self._sql["identity"].sql)))
-        if theirs != ours:
+        (identity,) = map(_texts, (yield Statement(self._sql["identity"].sql)))
+        if identity != expected:
             raise _another(database, self._place)
 
     def submit_flow(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
@@ -108,16 +108,16 @@ class PostgresExternal:
             table = self._limit_cache.set_limits(limits) if seen[0][2] == "read committed" else LimitTable(limits)
         answers: list[Submitted] = []
         ids_by_given: dict[str, str] = {}
-        for piece in split_at_held_keys(table.bind(jobs)):
-            stored_piece = yield from self._submit_piece(piece)
-            answers += stored_piece
+        for chunk in split_at_held_keys(table.bind(jobs)):
+            stored_chunk = yield from self._submit_chunk(chunk)
+            answers += stored_chunk
             members, instant = member_pairs(jobs, answers), self._instant()
-            dependencies = dependency_batch(piece, stored_piece, ids_by_given, instant, members=members, notifies=True)
+            dependencies = dependency_batch(chunk, stored_chunk, ids_by_given, instant, members=members, notifies=True)
             if dependencies is not None:
                 yield Statement(self._sql["wait_for_jobs_inside"].sql, (dependencies,))
         return answers
 
-    def _submit_piece(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
+    def _submit_chunk(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:
         rows = yield Statement(self._sql["submit_batch"].sql, (encode_batch(jobs, self._instant()),))
         answers = [Submitted(job_id, created, changed=changed) for job_id, created, changed in map(_texts, rows)]
         expiring = [

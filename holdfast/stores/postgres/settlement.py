@@ -115,8 +115,8 @@ class Settling:
                 prioritized.append(each)
             else:
                 rest.append(each)
-        for worker, theirs in simple.items():
-            await self._settle_simple(worker, theirs, answers)
+        for worker, of_worker in simple.items():
+            await self._settle_simple(worker, of_worker, answers)
         if prioritized:
             await self._settle_prioritized(prioritized, answers)
         if rest:

@@ -144,13 +144,13 @@ async def insert_related(
     answers: list[Submitted] = []
     ids: dict[str, str] = {}
     rows: list[Sequence[Any]] = []
-    for piece in split_at_held_keys(jobs):
-        stored_piece = await insert_each(statements, piece, fetch)
-        answers += stored_piece
+    for chunk in split_at_held_keys(jobs):
+        stored_chunk = await insert_each(statements, chunk, fetch)
+        answers += stored_chunk
         members = member_pairs(jobs, answers)
-        batch = dependency_batch(piece, stored_piece, ids, instant, members=members, notifies=False)
+        batch = dependency_batch(chunk, stored_chunk, ids, instant, members=members, notifies=False)
         rows += [] if batch is None else await fetch(statements["wait_for_jobs"], batch=batch)
-        for job, answer in zip(piece, stored_piece, strict=True):
+        for job, answer in zip(chunk, stored_chunk, strict=True):
             if job.record and answer.created:
                 await fetch(statements["copy_steps"], id=job.id, **copied_steps(job.record))
     return answers, read_resolution(rows)

@@ -123,9 +123,9 @@ def expired_jobs(flat: Sequence[bytes], specs: Specs) -> tuple[ExpiredJob, ...]:
 def encode_settlements(batch: Sequence[Settlement]) -> list[Argument]:
     """A batch as arguments of ``settle``."""
     found: list[Argument] = []
-    for worker, theirs in groupby(batch, _worker):  # one, or none
+    for worker, settlements in groupby(batch, _worker):  # one, or none
         found += ("worker", worker or "")
-        for what, run in groupby(theirs, _what):
+        for what, run in groupby(settlements, _what):
             if what > 0:
                 found += ("first", what, "".join([each.job_id for each in run]))
             elif what == _SUCCESS:

@@ -253,8 +253,8 @@ class UlidQuery(ForwardingQuery):
     """Reads, with ids as ULIDs in Redis."""
 
     async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
-        piece = await self._inner.events(after, limit=limit, max_age=max_age)
-        return replace(piece, endings=[_read_event(each) for each in piece.endings])
+        page = await self._inner.events(after, limit=limit, max_age=max_age)
+        return replace(page, endings=[_read_event(each) for each in page.endings])
 
     async def get(self, job_id: str) -> Job | None:
         job = await self._inner.get(encode_id(job_id))

@@ -100,7 +100,7 @@ class NamespacePool(redis.RedisPool):
     async def run_each(
         self,
         script: Script,
-        pieces: Sequence[Sequence[Argument]],
+        batches: Sequence[Sequence[Argument]],
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
@@ -113,7 +113,7 @@ class NamespacePool(redis.RedisPool):
         given: tuple[Argument, ...] = (self._instant, self.name)
         confirmed = synced and (self.address.durability == "waitaof" or self.address.replicas)
         after = self._confirm if confirmed else None
-        whole = [(*given, *piece) for piece in pieces]
+        whole = [(*given, *batch) for batch in batches]
         return await self.evaluate_each(
             script, keys, whole, on_uncertain=on_uncertain, retry_for=retry_for, extra=extra, after=after, partly=partly
         )

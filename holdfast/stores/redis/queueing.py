@@ -250,7 +250,7 @@ class RedisQueueing:
         if claim.lease_until_us is None or request.shared_worker_id:
             return
         lease, since = span_us(request.lease_for), self._unconfirmed_claims.unconfirmed_since(request.worker)
-        ours = {job.id for job in claim.jobs}
+        claimed_now = {job.id for job in claim.jobs}
         looked, more = 0, since is not None
         try:
             while more:
@@ -260,7 +260,7 @@ class RedisQueueing:
                 released = [
                     _released(decode_text(job_id), whole_number(claims), request.worker) for job_id, claims in found
                 ]
-                released = [each for each in released if each.job_id not in ours]
+                released = [each for each in released if each.job_id not in claimed_now]
                 looked += others + len(found) - len(released)
                 if released:
                     await self.settle(released)
@@ -386,11 +386,11 @@ class _Sent:
         self.replies: list[Any] = []  # to each batch of the latest try, errors among them; none where it was cut off
 
     def mark_uncertain(self) -> None:
-        """A try was cut off, and may have stored the batch: then an id of ours that is known is new."""
+        """Notes a try with an unknown result: an id that is already stored counts as stored by that try."""
         self.is_uncertain, self.replies = True, []
 
     def read_replies(self, replies: list[Any]) -> None:
-        """Some batches were refused."""
+        """Notes the replies to each batch; some may be errors."""
         self.replies = replies
 
 

@@ -2,7 +2,7 @@
 
 In this process: waiters are called directly. Elsewhere: a datagram after each commit to the socket of every process
 that waits (0.8 ms from commit, 0.1 % idle). The sockets lie in a private folder under the temporary folder, one per
-database file, and their names are the kinds they want to hear: ``q-…`` queues and workers, ``j-…`` the endings of jobs.
+database file, and their names are the kinds they receive: ``q-…`` queues and workers, ``j-…`` ends of jobs.
 Underneath, ``data_version`` is polled every ``POLL_INTERVAL`` seconds, so a datagram that never comes (another user,
 another container, the owner's own transaction) costs no more than that.
 """
@@ -63,7 +63,7 @@ class Wakes:
         with self._lock:
             matching = [waiter for waiter in self._waiters if waiter.matches_topics(topics)]
             if not matching:
-                self._missed.keep_topics(topics)
+                self._missed.buffer_topics(topics)
         for waiter in matching:
             waiter.wake()
         self._tell_others(topics)
@@ -73,9 +73,9 @@ class Wakes:
         if any(name[:2] == "j-" for name in self._listening()):
             return True
         with self._lock:
-            return self._ending_awaited()
+            return self._is_end_awaited()
 
-    def _ending_awaited(self) -> bool:
+    def _is_end_awaited(self) -> bool:
         return any(topic.startswith("job:") for waiter in self._waiters for topic in waiter.topics)
 
     def _tell_others(self, topics: set[str]) -> None:
@@ -198,10 +198,10 @@ class Wakes:
             return [sock for kind in sorted(kinds) if (sock := self._bound(kind)) is not None]
 
     def _delist(self, waiter: _Waiter) -> None:
-        """The waiter has gone. If it was the last for endings, spare the settling processes a datagram a commit."""
+        """Removes a waiter. The last one for ends of jobs closes their socket: settlements then send no datagram."""
         with self._lock:
             self._waiters.discard(waiter)
-            if "j-" in self._sockets and not self._ending_awaited():
+            if "j-" in self._sockets and not self._is_end_awaited():
                 self._unbind("j-")
 
     def _was_notified(self, waiter: _Waiter) -> bool:

@@ -59,13 +59,13 @@ class SignalWait(msgspec.Struct, frozen=True, gc=False):
 
 
 class SignalReceipt(msgspec.Struct, frozen=True, gc=False):
-    """Answer to a `SignalWait`. Either the lease is lost, or the step has its ``result``, or there is time left."""
+    """Answer to a `SignalWait`: the lease is lost, the step has its ``result``, or the job waits for ``time_left``."""
 
     has_lease: bool = True
     result: str | None = None
-    """``{"signal": VALUE}`` or ``{"timed_out":true}``, as the record has it."""
-    left: timedelta | None = None
-    """Time until the deadline: the job is to be settled as waiting."""
+    """``{"signal": VALUE}`` or ``{"timed_out":true}``, as stored with the step."""
+    time_left: timedelta | None = None
+    """Time until the deadline: the worker settles the job as waiting."""
 
 
 class Signal(msgspec.Struct, frozen=True, gc=False):

@@ -184,8 +184,8 @@ class JobSteps:
             receipt = await self._step_store.receive_signal(SignalWait(step, topic, timeout))
             if not receipt.has_lease:
                 raise self._lease_lost(name)
-            if receipt.left is not None:
-                raise self._end_by((Suspension(), Suspended(Reason.SIGNAL, receipt.left)))
+            if receipt.time_left is not None:
+                raise self._end_by((Suspension(), Suspended(Reason.SIGNAL, receipt.time_left)))
             result = receipt.result
             self._check_encrypted({name: result})
             self._grow(name, result)

@@ -164,8 +164,8 @@ async def test_end_of_an_earlier_child_is_no_signal(store: Store) -> None:
     receipt = await store.workflow.receive_signal(
         SignalWait(NewStep(parent.lease, "approved", 1, True, None, WORKER), "approved", timedelta(hours=1))
     )
-    assert receipt.left is not None
-    await settle(store, parent, JobState.WAITING, refund=True, delay=receipt.left)
+    assert receipt.time_left is not None
+    await settle(store, parent, JobState.WAITING, refund=True, delay=receipt.time_left)
     await store.admin.cancel([child.id])
     assert await state_of(store, parent.id) is JobState.WAITING
     assert (await store.workflow.send_signal(Signal("s", "approved", "1"))).job_id == parent.id
@@ -174,11 +174,11 @@ async def test_end_of_an_earlier_child_is_no_signal(store: Store) -> None:
 async def test_deadline_of_a_signal_stays_while_children_are_awaited(store: Store, clock: ManualClock) -> None:
     parent = await running(store)
     wait = SignalWait(NewStep(parent.lease, "approved", 1, True, None, WORKER), "approved", timedelta(seconds=9))
-    assert (await store.workflow.receive_signal(wait)).left == timedelta(seconds=9)
+    assert (await store.workflow.receive_signal(wait)).time_left == timedelta(seconds=9)
     await start(store, parent, new_job())
     assert (await store.workflow.send_signal(Signal("s", "other", "1"))).job_id is None
     clock.advance(2)
-    assert (await store.workflow.receive_signal(wait)).left == timedelta(seconds=7)
+    assert (await store.workflow.receive_signal(wait)).time_left == timedelta(seconds=7)
     assert (await store.workflow.send_signal(Signal("t", "approved", "1"))).job_id == parent.id
 
 

@@ -45,7 +45,7 @@ async def suspend(store: Store, job: Job, delay: timedelta | None = HOUR) -> Job
 async def suspended(store: Store, topic: str = "approved", timeout: timedelta = HOUR) -> Job:
     """A job that waits for a signal."""
     job = await running(store)
-    assert await receive(store, job, topic, timeout=timeout) == SignalReceipt(left=timeout)
+    assert await receive(store, job, topic, timeout=timeout) == SignalReceipt(time_left=timeout)
     assert await suspend(store, job, timeout) is JobState.WAITING
     return job
 
@@ -109,7 +109,7 @@ async def test_signal_that_comes_first_is_kept_and_received_once(store: Store, c
         assert await results_of(store, job) == [("approved", f'{{"signal":{n}}}')]
     assert await store.workflow.read_signals() == []
     job = await running(store)
-    assert await receive(store, job) == SignalReceipt(left=HOUR)
+    assert await receive(store, job) == SignalReceipt(time_left=HOUR)
 
 
 async def test_signals_are_listed_by_topic(store: Store, clock: ManualClock) -> None:
@@ -175,13 +175,13 @@ async def test_signal_after_the_deadline_counts_until_the_job_has_noticed(store:
 
 async def test_deadline_stays_when_the_attempt_is_repeated(store: Store, clock: ManualClock) -> None:
     job = await running(store)
-    assert await receive(store, job) == SignalReceipt(left=HOUR)
+    assert await receive(store, job) == SignalReceipt(time_left=HOUR)
     await lose(store, clock, job)
     (again,) = await take(store)
     left = HOUR - timedelta(microseconds=clock() - job.run_at_us)
-    assert await receive(store, again, timeout=DAY) == SignalReceipt(left=left)
-    assert await receive(store, again, timeout=DAY) == SignalReceipt(left=left)
-    assert await receive(store, again, "approved", step="approved#2", timeout=DAY) == SignalReceipt(left=DAY)
+    assert await receive(store, again, timeout=DAY) == SignalReceipt(time_left=left)
+    assert await receive(store, again, timeout=DAY) == SignalReceipt(time_left=left)
+    assert await receive(store, again, "approved", step="approved#2", timeout=DAY) == SignalReceipt(time_left=DAY)
 
 
 async def test_signal_before_the_settlement_makes_the_job_due_at_once(store: Store, clock: ManualClock) -> None:
@@ -280,7 +280,7 @@ async def test_cancelled_waiting_job_that_is_replayed_waits_anew(store: Store, c
     await store.admin.cancel([job.id])
     await store.admin.replay([job.id])
     (again,) = await take(store)
-    assert await receive(store, again) == SignalReceipt(left=HOUR - timedelta(seconds=20))
+    assert await receive(store, again) == SignalReceipt(time_left=HOUR - timedelta(seconds=20))
     assert await suspend(store, again) is JobState.WAITING
     assert await send(store) == SentSignal(True, job.id)
 
@@ -393,9 +393,9 @@ async def test_replay_from_a_wait_waits_anew(store: Store, clock: ManualClock) -
     await store.admin.cancel([job.id])
     await store.admin.replay([job.id], from_step=1)
     (again,) = await take(store)
-    assert await receive(store, again) == SignalReceipt(left=HOUR)
+    assert await receive(store, again) == SignalReceipt(time_left=HOUR)
     await send(store)
     await settle(store, again, JobState.DEAD, reason=Reason.ERROR, error="boom")
     await store.admin.replay([job.id], from_step=1)
     (again,) = await take(store)
-    assert await receive(store, again) == SignalReceipt(left=HOUR)
+    assert await receive(store, again) == SignalReceipt(time_left=HOUR)

@@ -49,7 +49,7 @@ async def suspended(store: Store, delay: timedelta | None = HOUR, queue: str = "
     """A job that waits for a signal of the topic ``t``."""
     job = await running(store, queue=queue)
     wait = SignalWait(NewStep(job.lease, "s", 1, True, None, WORKER), "t", HOUR)
-    assert await store.workflow.receive_signal(wait) == SignalReceipt(left=HOUR)
+    assert await store.workflow.receive_signal(wait) == SignalReceipt(time_left=HOUR)
     answer = await settle(store, job, WAITING, refund=True, reason=Reason.SIGNAL, delay=delay)
     assert answer.state is WAITING
     return job

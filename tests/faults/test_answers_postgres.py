@@ -309,8 +309,8 @@ async def test_waits_without_answer_begin_once(proxy: FaultProxy, proxied_url: s
             wait = SignalWait(NewStep(job.lease, "s", 1, True), topic, hour)
             proxy.cut_after(topic.encode(), answer=b"SELECT 1")
             receipt = await store.workflow.receive_signal(wait)
-            assert receipt.left is not None
-            assert hour - timedelta(minutes=1) < receipt.left <= hour
+            assert receipt.time_left is not None
+            assert hour - timedelta(minutes=1) < receipt.time_left <= hour
             proxy.cut_after(f'"signal-{n}"'.encode(), answer=b"SELECT 1")
             signal = Signal(f"id-{n}", topic, f'"signal-{n}"')
             assert await store.workflow.send_signal(signal) == SentSignal(True, job.id)

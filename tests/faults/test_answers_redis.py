@@ -290,8 +290,8 @@ async def test_waits_without_answer_begin_once(proxy: FaultProxy, proxied_url: s
             for needle, answer in cuts if n else ():  # the server knows the scripts
                 proxy.cut_after(needle.encode(), answer=answer)
             receipt = await store.workflow.receive_signal(wait)
-            assert receipt.left is not None
-            assert hour - timedelta(minutes=1) < receipt.left <= hour
+            assert receipt.time_left is not None
+            assert hour - timedelta(minutes=1) < receipt.time_left <= hour
             signal = Signal(f"id-{n}", topic, f'"signal-{n}"')
             assert await store.workflow.send_signal(signal) == SentSignal(True, job.id)
             assert await store.workflow.receive_signal(wait) == SignalReceipt(result=f'{{"signal":"signal-{n}"}}')

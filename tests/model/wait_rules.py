@@ -184,10 +184,10 @@ class WaitRules(Machine):
         """As a worker does it: a job that has to wait is suspended with the time that is left."""
         lease = chosen_of(self.alive(), number)
         receipt = self.receive(lease, name, timeout, self.workers[lease])
-        if receipt.left is not None and suspends:
+        if receipt.time_left is not None and suspends:
             if meanwhile:
                 self.send_signal(name[0], None)
-            self.settle_all([self.decided(lease, Suspended(Reason.SIGNAL, receipt.left))])
+            self.settle_all([self.decided(lease, Suspended(Reason.SIGNAL, receipt.time_left))])
 
     @precondition(lambda self: self.deadlines())
     @rule()

@@ -162,7 +162,7 @@ class Waits:
         if earlier is not None:
             place.since, place.until = earlier.since, earlier.until
         job.receiver, job.wait = place, job.wait + 1
-        return SignalReceipt(left=(place.until - now) * MICROSECOND)
+        return SignalReceipt(time_left=(place.until - now) * MICROSECOND)
 
     @staticmethod
     def _record(job: ModelJob, place: ModelReceiver, result: str, now: int) -> SignalReceipt:

@@ -91,7 +91,7 @@ class RedisWorkflow:
         if not status:
             return SignalReceipt(has_lease=False)
         if status == _WAITS:
-            return SignalReceipt(left=int(found[0]) * MICROSECOND)
+            return SignalReceipt(time_left=int(found[0]) * MICROSECOND)
         return SignalReceipt(result=decode_text(found[0]) if found and found[0] is not None else None)
 
     async def send_signal(self, signal: Signal) -> SentSignal:

@@ -80,7 +80,7 @@ class SqliteWorkflow(LimitedFamily):
             connection.execute(self._sql["set_receiver"], place)
             connection.execute(self._sql["begin_wait"], (seq,))
             connection.execute(self._sql["set_waits"], (seq, 1))
-            return SignalReceipt(left=(until_us - now_us) * MICROSECOND)
+            return SignalReceipt(time_left=(until_us - now_us) * MICROSECOND)
         result = waits.TIMED_OUT if signal is None else waits.signal_result(signal[0])
         self._insert_steps(transaction, [(seq, step, result)])
         if before is not None:

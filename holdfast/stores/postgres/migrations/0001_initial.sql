@@ -573,7 +573,7 @@ begin
                 from unnest(ended) i (id)) e
             union all
             select f.id, true, false, 'cancelled' from unnest(cancelled_ids) f (id)
-        ), opened as materialized (
+        ), open_dependency as materialized (
             select f.place, o.has_succeeded, o.ending
             from ends o cross join lateral (
                 select d.ctid as place from holdfast.dependency d
@@ -582,7 +582,7 @@ begin
             update holdfast.dependency d
             set state = case when d.condition = case when o.has_succeeded then 'failure' else 'success' end
                 then 'failed' else 'met' end
-            from opened o where d.ctid = o.place
+            from open_dependency o where d.ctid = o.place
             returning d.waiter, d.job_id, d.state, o.ending
         ), counted as materialized (
             select d.waiter, count(*) filter (where d.state = 'met') as met, count(*) filter (where d.state = 'failed') as failures,
@@ -786,7 +786,7 @@ begin
             where w.id = any(array(
                 select d.waiter from holdfast.dependency d where d.job_id = any(level) and d.state in ('met', 'failed')))
             order by w.id for no key update;
-            with closed as materialized (
+            with resolved as materialized (
                 select d.waiter, d.place, d.was_met, w.was_cancelled, w.is_batch, w.has_ended
                 from unnest(level) l (id) cross join lateral (
                     select d.ctid as place, d.waiter, d.state = 'met' as was_met from holdfast.dependency d
@@ -798,8 +798,8 @@ begin
                       and (w.state + 0 = 4 or w.members is not null and w.state + 0 < 7 or w.state + 0 = 7 and w.reason = 'dependency'
                         -- not with `->`, which refuses some stored options
                         and not (w.has_key and coalesce(w.options::text, '') like '%"unique":{%')) offset 0) w
-            ), opened as (
-                update holdfast.dependency d set state = 'open' from closed c where d.ctid = c.place
+            ), reopened as (
+                update holdfast.dependency d set state = 'open' from resolved c where d.ctid = c.place
             ), counted as materialized (
                 select c.waiter, count(*) filter (where c.was_met or c.is_batch) as number,
                     count(*) filter (where not c.was_met) as failures,
@@ -807,7 +807,7 @@ begin
                         select true from holdfast.dependency d
                         where d.waiter = c.waiter and d.state = 'failed' and not d.job_id = any(level) limit 1) is null end
                         as is_again
-                from closed c group by c.waiter
+                from resolved c group by c.waiter
             ), changed as (
                 update holdfast.job w
                 set waits = w.waits + c.number, failed = w.failed - c.failures,
@@ -1198,12 +1198,12 @@ begin
         continue when left_slots <= 0 or exists (select from holdfast.queue p where p.name = of_queue and p.paused);
         queue_time := coalesce((select q.virtual_time from holdfast.limited_queue q where q.queue = of_queue), 0);
         if not isolated and exists (select from holdfast.partition_inbox i where i.queue = of_queue) then
-            with news as (
+            with inbox_entry as (
                 delete from holdfast.partition_inbox i where i.ctid = any(array(
                     select n.ctid from holdfast.partition_inbox n where n.queue = of_queue
                     order by n.queue, n.name limit 1000 for update skip locked))
                 returning i.name)
-            select count(*), array_agg(distinct n.name) into drained, names from news n;
+            select count(*), array_agg(distinct n.name) into drained, names from inbox_entry n;
             insert into holdfast.partition (queue, name, start_tag) select of_queue, n.name, queue_time from unnest(names) n (name)
             on conflict do nothing;
             if drained < 1000 then -- what is left is locked by submissions that are not committed yet

@@ -1521,7 +1521,7 @@ end
 $$;
 
 -- ── buckets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
--- Takes tokens, or says after how many microseconds they can be taken. Those that a claim takes too are taken in its turn.
+-- Takes tokens, or returns the microseconds until they can be taken. Tokens that claims take too are taken under their lock.
 create function holdfast.take_tokens(at bigint, bucket_name text, tokens bigint) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare

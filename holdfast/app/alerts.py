@@ -15,13 +15,14 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from holdfast.app.alert_sinks import NotSent, send_message
-from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
+from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.alerts import Alert, AlertRule, SystemState, advance_alerts, find_breaches, keep_alerts, read_alerts
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import AlertCleared, AlertFired, AlertNotSent, Events, StoreTrouble
 from holdfast.core.history import HistoryInterval
 from holdfast.core.models import MICROSECOND, to_datetime, to_microseconds
+from holdfast.core.portal import requires_loop
 from holdfast.core.schedule import ALERTS_SCHEDULE, Schedule, ScheduleChange
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store

@@ -25,7 +25,7 @@ from holdfast.app.in_process import WorkerMethods
 from holdfast.app.overview import OverviewMethods
 from holdfast.app.registration import Middleware
 from holdfast.app.submitter import JobOptions, Submitter, draft_job, split_batches
-from holdfast.app.sync import BlockingMethod, BlockingView, iterate_blocking, requires_loop
+from holdfast.app.sync import BlockingMethod, BlockingView, iterate_blocking
 from holdfast.app.tagged_jobs import EndedJob, TaggedJobMethods
 from holdfast.app.workflows import WorkflowMethods
 from holdfast.core.clock import Clock, SystemClock
@@ -36,7 +36,7 @@ from holdfast.core.fault_points import check_environment
 from holdfast.core.job_logs import LogPage
 from holdfast.core.limits import Limit
 from holdfast.core.models import Attempt, BulkResult, Job, JobFilter, NewJob, Page, ReplayRate, Submitted
-from holdfast.core.portal import drive_coroutine, running_loop
+from holdfast.core.portal import drive_coroutine, requires_loop, running_loop
 from holdfast.core.resources import Resources
 from holdfast.core.schedule import Schedule
 from holdfast.core.validation import check_name, check_options, check_task_name, parse_count, parse_duration, parse_rate

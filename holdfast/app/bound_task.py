@@ -12,12 +12,12 @@ from msgspec import UNSET, UnsetType
 from holdfast.app.batches import Batch
 from holdfast.app.handle import JobHandle
 from holdfast.app.submitter import JobOptions, draft_job
-from holdfast.app.sync import Blocker, requires_loop
+from holdfast.app.sync import Blocker
 from holdfast.app.workflows import After
 from holdfast.core.encryption import Codec
 from holdfast.core.ids import new_id
 from holdfast.core.models import NewJob
-from holdfast.core.portal import forbid_running_loop
+from holdfast.core.portal import forbid_running_loop, requires_loop
 from holdfast.core.retry import Retry
 from holdfast.core.unique import Unique, as_unique
 from holdfast.core.validation import check_tags, explain_attribute, with_suggestions

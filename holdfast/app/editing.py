@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from holdfast.app.handle import JobHandle, refused_state
 from holdfast.app.registration import TaskRegistration
-from holdfast.app.sync import requires_loop
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.encryption import require_decrypted
 from holdfast.core.errors import Conflict, DecryptionFailed, Invalid
@@ -31,6 +30,7 @@ from holdfast.core.models import (
     Step,
     to_microseconds,
 )
+from holdfast.core.portal import requires_loop
 from holdfast.core.steps import CHILDREN
 from holdfast.core.unique import holds_unique
 from holdfast.core.validation import check_name, check_priority, check_span, check_tags, did_you_mean, parse_instant

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
+from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.faults import FAULTS_TASK, Fault, FaultPlan, parse_faults
 from holdfast.core.ids import new_id
 from holdfast.core.models import MICROSECOND, JobState, NewJob, Options, UniqueKey
+from holdfast.core.portal import requires_loop
 from holdfast.core.unique import KEY_PREFIX
 from holdfast.core.validation import check_span, format_duration, parse_count
 from holdfast.settings.settings import Settings

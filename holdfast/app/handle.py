@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
+from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.clock import Clock
 from holdfast.core.encryption import Codec, decrypt_text, is_encrypted, result_context
 from holdfast.core.errors import Invalid, InvalidId, NotFound, ResultTimeout
 from holdfast.core.ids import parse_id
 from holdfast.core.lifecycle import describe_outlook, failure_of
 from holdfast.core.models import BulkResult, Job, JobFilter, JobState, NewJob, Submitted
+from holdfast.core.portal import requires_loop
 from holdfast.core.validation import check_span, explain_attribute, parse_count
 from holdfast.stores.base import Store
 from holdfast.tasks import Registry, Task

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
+from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.encryption import Codec
 from holdfast.core.errors import ConfigError, Conflict, Invalid, NotFound
 from holdfast.core.events import DeclarationIgnored, Events
@@ -21,6 +21,7 @@ from holdfast.core.limit_options import (
     parse_values,
 )
 from holdfast.core.limits import MAX_LIMITS, BucketUse, Limit, LimitChange, LimitTable, name_bucket, parse_value
+from holdfast.core.portal import requires_loop
 from holdfast.core.schedule import Schedule
 from holdfast.core.validation import check_name, check_options, check_span
 from holdfast.settings.settings import Settings

@@ -11,12 +11,12 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.app.handle import check_count_bounds
-from holdfast.app.sync import requires_loop
 from holdfast.core.encryption import key_id_of
 from holdfast.core.error_groups import MAX_READ, ErrorGroup, FailedJob, group_failed_jobs
 from holdfast.core.errors import Invalid
 from holdfast.core.history import History, choose_interval
 from holdfast.core.models import MICROSECOND, NOT_STARTED, Finding, Job, JobFilter, JobState, QueueInfo
+from holdfast.core.portal import requires_loop
 from holdfast.core.stats import JobStats
 from holdfast.core.validation import check_span
 from holdfast.core.waits import MAX_SIGNALS, step_value

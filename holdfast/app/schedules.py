@@ -13,11 +13,12 @@ from msgspec.structs import replace
 
 from holdfast.app.handle import JobHandle, JobOwner
 from holdfast.app.limits import check_replacement, found_definition, warn_of_foreign
-from holdfast.app.sync import Blocker, BlockingMethod, BlockingView, requires_loop
+from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.events import DeclarationIgnored, Events
 from holdfast.core.ids import new_id
 from holdfast.core.models import MICROSECOND, Job, NewJob, Submitted, to_datetime, to_microseconds
+from holdfast.core.portal import requires_loop
 from holdfast.core.schedule import (
     ALERTS_SCHEDULE,
     MAX_BACKFILL,

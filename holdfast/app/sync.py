@@ -11,8 +11,7 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from holdfast.core.errors import HoldfastError
-from holdfast.core.portal import forbid_running_loop, running_loop
+from holdfast.core.portal import forbid_running_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,22 +23,6 @@ class Blocker(Protocol):
     def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T: ...
 
     def _current_connection(self) -> Any: ...
-
-
-def requires_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Refuse a call outside an event loop at once, instead of returning a coroutine that never runs."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    def checked_call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        if running_loop() is None:
-            raise HoldfastError(
-                f"{name}() was called outside an event loop and would never run; await it in an async function, "
-                f"or use its blocking form: .sync.{name}(…)"
-            )
-        return method(*args, **kwargs)
-
-    return checked_call
 
 
 class BlockingView:

@@ -14,11 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.app.handle import JobHandle, JobOwner, checked_filter
-from holdfast.app.sync import requires_loop
 from holdfast.core.errors import Invalid, NotFound, WaitTimeout
 from holdfast.core.lifecycle import failure_of
 from holdfast.core.models import TERMINAL, Job, JobEvent, JobEvents, JobFilter, JobState, Submitted
-from holdfast.core.portal import running_loop
+from holdfast.core.portal import requires_loop, running_loop
 from holdfast.core.stats import StateCounts
 from holdfast.core.validation import check_span, check_tag
 from holdfast.stores.base import Store

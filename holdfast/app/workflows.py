@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from holdfast.app.batches import Batch, Callbacks, draft_batch
 from holdfast.app.handle import JobHandle, canonical_id
-from holdfast.app.sync import requires_loop
 from holdfast.core.batches import BatchProgress
 from holdfast.core.dependencies import Condition, Dependency, find_cycle
 from holdfast.core.errors import Invalid, NotFound
 from holdfast.core.ids import new_id, parse_id
 from holdfast.core.models import Job, NewJob, Step
+from holdfast.core.portal import requires_loop
 from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, Progress
 from holdfast.core.validation import is_printable_line, parse_count
 from holdfast.core.waits import MAX_SIGNAL_ID, JobWaits, KeptSignal, SentSignal, Signal

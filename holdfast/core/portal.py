@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import wait
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from holdfast.core.errors import HoldfastError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -93,3 +95,20 @@ def forbid_running_loop(advice: str) -> None:
     if running_loop() is None:
         return
     raise HoldfastError(f"this blocks, and an event loop runs in this thread; {advice}")
+
+
+def requires_loop(method: Callable[P, T]) -> Callable[P, T]:
+    """Refuse a call outside an event loop at once, instead of returning an awaitable that never runs."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def checked_call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if running_loop() is None:
+            twin = hasattr(getattr(args[0], "sync", None), name)
+            raise HoldfastError(
+                f"{name}() was called outside an event loop and would never run; await it in an async function"
+                + (f", or use its blocking form: .sync.{name}(…)" if twin else "")
+            )
+        return method(*args, **kwargs)
+
+    return checked_call

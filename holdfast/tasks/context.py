@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 from holdfast.core.errors import Conflict, HoldfastError, Invalid
 from holdfast.core.lifecycle import Outcome
 from holdfast.core.models import Job, Lease, NewJob
-from holdfast.core.portal import drive_coroutine, forbid_running_loop
+from holdfast.core.portal import drive_coroutine, forbid_running_loop, requires_loop
 from holdfast.core.retry import Retry, as_retry
 from holdfast.core.steps import Progress
 from holdfast.core.validation import check_name, check_span, check_timeout, explain_attribute, parse_count
@@ -168,6 +169,13 @@ class Context:
         """Returns the log if a line was logged, else None. For the runner."""
         return self._log
 
+    @overload
+    def complete(self, connection: Any) -> Coroutine[Any, Any, None]: ...
+
+    @overload
+    def complete(self, connection: Any, result: T) -> Coroutine[Any, Any, T]: ...
+
+    @requires_loop
     async def complete(self, connection: Any, result: Any = None) -> Any:
         """Ends the job as succeeded, with this result, inside the transaction of ``connection``: both commit or neither
         does. Returns the result; the handler's own return value after the commit is ignored.
@@ -182,6 +190,7 @@ class Context:
         await completer.complete(self, connection, result)
         return result
 
+    @requires_loop
     async def limit(self, name: str, tokens: int = 1, *, wait: bool = False) -> None:
         """Takes tokens of a limit with a rate, before a call that it covers: ``await context.limit("api")``.
 
@@ -200,6 +209,7 @@ class Context:
         self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]: ...
 
+    @requires_loop
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Runs a function once in the life of the job: ``await context.step("charge", charge, order)``.
 
@@ -219,6 +229,7 @@ class Context:
         self, connection: Any, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]: ...
 
+    @requires_loop
     def step_in(
         self, connection: Any, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Coroutine[Any, Any, Any]:
@@ -253,6 +264,7 @@ class Context:
             ),
         )
 
+    @requires_loop
     async def sleep(self, span: float | timedelta | str) -> None:
         """Sleeps for seconds, a timedelta or text like ``3d``, without a worker.
 
@@ -263,6 +275,7 @@ class Context:
         """
         await self._job_steps.sleep(check_span(span, "span"))
 
+    @requires_loop
     async def wait_for(self, topic: str, *, timeout: float | timedelta | str) -> Any:
         """Waits for a signal, without a worker: ``await context.wait_for("approved:42", timeout="7d")``.
 
@@ -273,6 +286,7 @@ class Context:
         span = check_span(timeout, "timeout")
         return await self._job_steps.wait_for(topic, span)
 
+    @requires_loop
     def call(self, task: CallableTask[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Child[T]:
         """Runs a job of another task, and waits for it without a worker: ``await context.call(charge, order)``.
 
@@ -287,6 +301,7 @@ class Context:
             raise Invalid("options", task, "leave out after, delay and run_at: this job waits for the result")
         return self._job_steps.make_child(job, task.decode_result)
 
+    @requires_loop
     async def gather(self, *children: Child[Any], return_exceptions: bool = False) -> list[Any]:
         """Runs several jobs side by side: ``await context.gather(context.call(a, 1), context.call(b, 2))``.
 
@@ -305,6 +320,7 @@ class Context:
         """Returns what the handler keeps: ``await context.state.save(value)``, and in a later attempt ``.read()``."""
         return SavedState(self._job_steps.values)
 
+    @requires_loop
     async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Says how far the job is: ``await context.progress(30, 100, "pages")``. `holdfast show` shows it.
 
@@ -381,6 +397,7 @@ class StepContext:
         self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]: ...
 
+    @requires_loop
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """``Context.step``, with these options."""
         return self._context._job_steps.call(name, self._options, function, args, kwargs)
@@ -394,10 +411,16 @@ class SyncContext:
     def __init__(self, context: Context) -> None:
         self._context = context
 
+    @overload
+    def complete(self, connection: Any) -> None: ...
+
+    @overload
+    def complete(self, connection: Any, result: T) -> T: ...
+
     def complete(self, connection: Any, result: Any = None) -> Any:
         """``Context.complete``, in this thread, to which the connection belongs."""
         forbid_running_loop("await context.complete(…) itself instead of context.sync.complete(…)")
-        return drive_coroutine(self._context.complete(connection, result))
+        return drive_coroutine(inspect.unwrap(Context.complete)(self._context, connection, result))
 
     def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """``Context.step``, in this thread, for a function that is not async."""

@@ -24,6 +24,7 @@ from holdfast.core.encryption import describe_encrypted, is_encrypted
 from holdfast.core.errors import Invalid, LeaseLost
 from holdfast.core.lifecycle import Failed
 from holdfast.core.models import Job, Lease, NewJob, Reason, Step
+from holdfast.core.portal import requires_loop
 from holdfast.core.retry import Retry
 from holdfast.core.steps import CHILDREN, MAX_NAME, MAX_RESULTS, PROGRESS, STATE, NewStep, Progress, StepReceipt
 from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait, step_value
@@ -189,10 +190,12 @@ class SavedState:
     def __init__(self, values: SavedValues) -> None:
         self._values = values
 
+    @requires_loop
     async def read(self) -> Any:
         """Returns the saved value, as JSON values; None if nothing was saved."""
         return await self._values.read(STATE)
 
+    @requires_loop
     async def save(self, value: Any) -> None:
         """Saves a value under the lease of the job. When this returns, it is stored."""
         await self._values.save(STATE, value)

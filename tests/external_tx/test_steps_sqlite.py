@@ -182,6 +182,12 @@ def test_redis_store_refuses_a_step_in_a_transaction() -> None:
 
 def test_context_without_a_store_refuses_a_step_in_a_transaction() -> None:
     context = Context(Job("id", "t", "q", "{}", 1, 1, None, 0, 0, 0, 0))
-    for call in (context.sync.step_in, context.step_in):
-        with pytest.raises(HoldfastError, match=r'context\.step_in\(\): .* executor="async" or "thread"'):
-            call(None, "charge", str)
+    refused = pytest.raises(HoldfastError, match=r'context\.step_in\(\): .* executor="async" or "thread"')
+    with refused:
+        context.sync.step_in(None, "charge", str)
+
+    async def charge() -> None:
+        await context.step_in(None, "charge", str)
+
+    with refused:
+        asyncio.run(charge())

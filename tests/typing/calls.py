@@ -106,6 +106,9 @@ async def makes_steps(context: Context) -> None:
     reveal_type(await context.step_in(None, "halve", halve, 1))  # shows: float
     reveal_type(await context.step_in(None, "count", len, "abc"))  # shows: int
     reveal_type(context.sync.step_in(None, "count", len, "abc"))  # shows: int
+    reveal_type(await context.complete(None, "paid"))  # shows: str
+    reveal_type(context.sync.complete(None, 1))  # shows: int
+    await context.complete(None)
 
 
 async def halve(count: int) -> float:

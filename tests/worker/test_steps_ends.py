@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -346,6 +347,36 @@ async def test_step_of_a_thread_takes_no_async_function(app: Holdfast) -> None:
         await harnessed.run_until_idle()
         assert "give one that is not async to sync.step" in ((await handle.job()).error or "")
     assert ledger.done == []
+
+
+async def test_handler_in_a_thread_is_refused_what_it_would_have_to_await(app: Holdfast) -> None:
+    """Otherwise the call would do nothing, and the job would succeed."""
+    calls: dict[str, Callable[[Context], object]] = {
+        "complete": lambda context: context.complete(None, "paid"),
+        "step": lambda context: context.step("reserve", str),
+        "step_in": lambda context: context.step_in(None, "reserve", str),
+        "limit": lambda context: context.limit("api"),
+        "sleep": lambda context: context.sleep(5),
+        "wait_for": lambda context: context.wait_for("approved", timeout=5),
+        "call": lambda context: context.call(order, "step"),
+        "gather": lambda context: context.gather(),
+        "progress": lambda context: context.progress(1, 2),
+        "save": lambda context: context.state.save(1),
+        "read": lambda context: context.state.read(),
+    }
+
+    @app.task("order", max_attempts=1)
+    def order(context: Context, name: str) -> None:
+        calls[name](context)
+
+    async with harness(app, patience=10) as harnessed:
+        handles = [await order.enqueue(name) for name in calls]
+        await harnessed.run_until_idle()
+        errors = [(await handle.job()).error or "" for handle in handles]
+    refusal = "() was called outside an event loop and would never run; await it in an async function"
+    twins = [f", or use its blocking form: .sync.{name}(…)" for name in ("complete", "step", "step_in", "limit")]
+    ends = [*twins, *[""] * (len(calls) - len(twins))]
+    assert errors == [f"HoldfastError: {name}{refusal}{end}" for name, end in zip(calls, ends, strict=True)]
 
 
 async def test_job_that_is_being_completed_takes_no_step(app: Holdfast) -> None:

@@ -43,9 +43,10 @@ _ELSEWHERE = {
         ("map", "starmap", "chunks"), "to submit a job for each: await app.enqueue_many([task.new_job(item), …])"
     ),
     "request": "the running job is a first parameter annotated Context: context.id, context.attempts",
+    "options": "give all options in one call: task.options(delay=60, queue=…)",
     "AsyncResult": "to get the handle of a job: app.handle(id)",
 }
-"""Methods of tasks in other queues, with what to write here."""
+"""Methods of tasks in other queues, and of a task without options, with what to write here."""
 
 
 class TaskOwner(Blocker, Protocol):

@@ -204,7 +204,7 @@ class BlockingHandle(BlockingView, Generic[R]):
 # ── references to jobs, and limits ────────────────────────────────────────────────────────────────────────────────────
 _YEAR_OF_MINUTES = 525_600
 _MAX_AT_ONCE = 1_000_000  # jobs one operation may take in its one transaction
-_FILTER_REMEDY = 'give a JobFilter, such as JobFilter(queue="mail", states=("dead",))'
+_FILTER = 'a JobFilter, such as JobFilter(queue="mail", states=("dead",))'
 
 
 def canonical_id(job_id: object) -> str:
@@ -220,21 +220,23 @@ def checked_filter(where: object) -> JobFilter:
     if where is None:
         return JobFilter()
     if not isinstance(where, JobFilter):
-        raise Invalid("where", where, _FILTER_REMEDY)
+        raise Invalid("where", where, f"give {_FILTER}")
     return where
 
 
 def check_selection(selection: object) -> None:
     """Raises `Invalid` for what selects no jobs; a mapping too, whose keys would pass for ids."""
     if isinstance(selection, Mapping) or not isinstance(selection, JobFilter | Iterable):
-        raise Invalid("selection", selection, f"give an id, a list of ids, or a filter: {_FILTER_REMEDY}")
+        raise Invalid("selection", selection, f"give an id, such as handle.id, a list of ids, or {_FILTER}")
 
 
 def check_no_function(task: object) -> None:
-    """Refuse a function or task: its own ``enqueue`` takes the arguments."""
+    """Refuse a function or task, whose own ``enqueue`` takes the arguments, and a drafted job."""
     if isinstance(task, Task):
         call = f"{task.function.__name__}.enqueue(…)"
         raise Invalid("task", task, f"give its name, {task.name!r}, or call {call} with the arguments")
+    if isinstance(task, NewJob):
+        raise Invalid("task", task, "give a name; to submit drafted jobs: app.enqueue_many([job, …])")
     if callable(task):
         remedy = "register the function with @app.task() and call its enqueue(…), or give a task's name"
         raise Invalid("task", task, remedy)

@@ -117,7 +117,7 @@ class WorkflowMethods:
         ``value``: what can be stored as JSON. ``id``: a signal is delivered once for each id, however often it is sent;
         without one each call is another signal. Returns what became of it: ``job_id`` is its receiver, if it has one.
         """
-        text = encode_result(value, self.settings.payload_limit) or "null"
+        text = encode_result(value, self.settings.payload_limit, "value") or "null"
         signal = Signal(new_id() if id is None else check_signal_id(id), check_topic(topic), text)
         return await (await self.open_store()).workflow.send_signal(signal)
 

@@ -16,8 +16,7 @@ import msgspec
 from holdfast.core.dependencies import Dependency
 from holdfast.core.encryption import require_decrypted
 from holdfast.core.error_groups import identify_group
-from holdfast.core.errors import Invalid
-from holdfast.core.validation import MAX_NESTING, did_you_mean, is_too_deep
+from holdfast.core.validation import MAX_NESTING, check_offset, check_texts, is_too_deep
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -401,13 +400,11 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     not_started_after: datetime | None = None  # no run began after it: those replayed since then do not match again
 
     def __post_init__(self) -> None:
-        listed: tuple[tuple[str, object], ...] = (("states", self.states), ("tasks", self.tasks))
-        for field, texts in listed:
-            if isinstance(texts, str) or not hasattr(texts, "__iter__"):
-                raise Invalid(field, texts, f"give a tuple: {field}=({texts!r},)")
-        for state in self.states:
-            if state not in _STATES:
-                raise Invalid("states", state, f"name any of {', '.join(_STATES)}{did_you_mean(state, _STATES)}")
+        check_texts("states", self.states, _STATES)
+        check_texts("tasks", self.tasks)
+        for field in ("created_after", "created_before", "not_started_after"):
+            if (when := getattr(self, field)) is not None:
+                check_offset(when, field)
 
 
 class Page(msgspec.Struct, frozen=True):

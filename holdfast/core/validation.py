@@ -76,7 +76,9 @@ def check_name(field: str, text: object) -> str:
 
 def check_task_name(text: object, field: str = "task") -> str:
     """Validates the name of a task."""
-    if not isinstance(text, str) or not _TASK_NAME.fullmatch(text):
+    if not isinstance(text, str):
+        raise Invalid(field, text, "give the task's name, as text")
+    if not _TASK_NAME.fullmatch(text):
         raise Invalid(field, text, "use 1 to 128 of A-Z a-z 0-9 . _ - : / and begin with a letter, a digit or _")
     return text
 
@@ -186,6 +188,23 @@ def parse_instant(value: object, field: str = "run_at") -> datetime:
     if not 1999 <= when.year <= 2200 or not FIRST_INSTANT <= (utc := when.astimezone(UTC)) <= LAST_INSTANT:
         raise Invalid(field, value, "give an instant from 2000-01-01 to 2199-12-31 UTC")
     return utc
+
+
+def check_offset(value: object, field: str) -> None:
+    """Refuses what is not an aware datetime."""
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise Invalid(field, value, "give an aware datetime, such as datetime.now(UTC)")
+
+
+def check_texts(field: str, values: object, known: Sequence[str] = ()) -> None:
+    """Refuses what is not a tuple of texts, each one of those known if there are any."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise Invalid(field, values, f"give a tuple: {field}=({values!r},)")
+    for value in values:
+        if known and value not in known:
+            raise Invalid(field, value, f"name any of {', '.join(known)}{did_you_mean(value, known)}")
+        if not isinstance(value, str):
+            raise Invalid(field, value, f"give names as text: {field}=('mail.send',)")
 
 
 def _as_datetime(value: object) -> datetime | None:

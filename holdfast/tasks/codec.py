@@ -151,9 +151,9 @@ def encode_payload(payload: Mapping[str, Any], max_bytes: int = MAX_PAYLOAD_BYTE
     return text.decode()
 
 
-def encode_result(value: Any, max_bytes: int = MAX_RESULT_BYTES) -> str | None:
-    """Encodes a handler's result as JSON text; None for None. Invalid("result", …) if it cannot be stored."""
-    return None if value is None else _exact(value, "result", max_bytes).decode()
+def encode_result(value: Any, max_bytes: int = MAX_RESULT_BYTES, field: str = "result") -> str | None:
+    """Encodes a handler's result as JSON text; None for None. Invalid(field, …) if it cannot be stored."""
+    return None if value is None else _exact(value, field, max_bytes).decode()
 
 
 def _exact(value: Any, field: str, max_bytes: int) -> bytes:

@@ -72,6 +72,19 @@ def test_task_or_function_instead_of_a_name_is_refused(tmp_path: Path) -> None:
             submit(task, {"to": "a"})
         with pytest.raises(Invalid, match=r"^task: <function .* register the function with @app\.task\(\)"):
             submit(send, {"to": "a"})
+        with pytest.raises(Invalid, match=r"^task: NewJob.* to submit drafted jobs: app\.enqueue_many"):
+            submit(task.new_job("a"), {})
+    with pytest.raises(Invalid, match=r"^task: <Task mail\.send .* give the task's name, as text"):
+        app.limit("mail", task=task, concurrency=1)
+    with pytest.raises(AttributeError, match=r"has no attribute 'options'; give all options in one call"):
+        _ = task.options(delay=60).options
+    with pytest.raises(Invalid, match=r"^selection: .* give an id, such as handle\.id, a list of ids, or a JobFilter"):
+        app.sync.cancel(5)
+
+
+def test_value_of_a_signal_that_cannot_be_stored_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"^value: a value of type object "):
+        Holdfast(f"sqlite:///{tmp_path}/jobs.db").sync.signal("approved", object())
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_one(tmp_path: Path) -> None:

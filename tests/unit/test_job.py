@@ -161,6 +161,10 @@ def test_a_job_shows_its_instants_as_people_write_them() -> None:
         ({"states": ("ded",)}, "states: 'ded' .* did you mean dead\\?"),
         ({"states": (None,)}, "states: None .* name any of scheduled, "),
         ({"tasks": "mail.send"}, "tasks: 'mail.send' is not valid; give a tuple"),
+        ({"tasks": (print,)}, "tasks: <built-in function print> is not valid; give names as text"),
+        ({"created_after": datetime.fromisoformat("2030-01-31")}, "created_after: .* give an aware datetime"),
+        ({"created_before": "2030-01-31"}, "created_before: '2030-01-31' is not valid; give an aware datetime"),
+        ({"not_started_after": 60}, "not_started_after: 60 is not valid; give an aware datetime"),
     ],
     ids=str,
 )

@@ -278,13 +278,13 @@ class TaskRegistration(ABC):
         renew_session(job): …``. For ``async def`` handlers it is entered on the event loop; a manager that has
         ``__aenter__`` too is awaited there. Scopes are inside the middlewares; the first is the outermost.
         """
+        _refuse_bare_function("handler_scope", scope, "contextmanager")
         self.handler_scopes.append(scope)
         return scope
 
     def lifespan(self, manager: F) -> F:
         """Run around each worker process: an async context manager function that takes the application."""
-        if inspect.iscoroutinefunction(manager) or inspect.isasyncgenfunction(manager):
-            raise ConfigError(f"lifespan {manager!r}: decorate it with contextlib.asynccontextmanager first")
+        _refuse_bare_function("lifespan", manager, "asynccontextmanager")
         self.lifespans.append(manager)
         return manager
 
@@ -302,3 +302,10 @@ class TaskRegistration(ABC):
             raise ConfigError(f"provider {factory.__qualname__} needs a return annotation: the class it provides")
         self.providers[kind] = factory
         return factory
+
+
+def _refuse_bare_function(role: str, function: object, decorator: str) -> None:
+    """Refuse what returns no context manager: a generator function or coroutine function without its decorator."""
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(is_kind(function) for is_kind in kinds):
+        raise ConfigError(f"{role} {function!r}: decorate it with contextlib.{decorator} first")

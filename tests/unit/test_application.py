@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,24 @@ def test_task_or_function_instead_of_a_name_is_refused(tmp_path: Path) -> None:
 def test_value_of_a_signal_that_cannot_be_stored_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"^value: a value of type object "):
         Holdfast(f"sqlite:///{tmp_path}/jobs.db").sync.signal("approved", object())
+
+
+def test_scope_or_lifespan_without_its_decorator_is_refused(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+
+    def generator(given: object) -> Iterator[None]:
+        yield
+
+    async def async_generator(given: object) -> AsyncIterator[None]:
+        yield
+
+    async def coroutine(given: object) -> None: ...
+
+    for function in (generator, async_generator, coroutine):
+        with pytest.raises(ConfigError, match=r"^handler_scope .*: decorate it with contextlib\.contextmanager first"):
+            app.handler_scope(function)
+        with pytest.raises(ConfigError, match=r"^lifespan .*: decorate it with contextlib\.asynccontextmanager first"):
+            app.lifespan(function)
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_one(tmp_path: Path) -> None:

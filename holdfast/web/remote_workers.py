@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Sequence
+from contextvars import Context
 from datetime import timedelta
 from typing import Any
 
@@ -168,9 +169,9 @@ class RemoteWorkers:
     # ── maintenance ───────────────────────────────────────────────────────────────────────────────────────────
     async def start_sweeper(self) -> None:
         """Starts a sweeper, if none runs: without a local worker no other process would settle expired leases."""
-        sweeping = self._sweeping
-        if sweeping is not None and not sweeping.done() and sweeping.get_loop() is asyncio.get_running_loop():
-            return
         store = await self.app.open_store()
+        sweeping = self._sweeping
+        if sweeping is not None and not sweeping.done() and sweeping.get_loop().is_running():
+            return
         sweeper = Sweeper(WorkerContext(self.app, self.app.settings, "api"), store)
-        self._sweeping = asyncio.create_task(sweeper.run(), name="holdfast-api-sweeper")
+        self._sweeping = asyncio.create_task(sweeper.run(), name="holdfast-api-sweeper", context=Context())

@@ -67,6 +67,20 @@ async def test_racing_openers_of_an_empty_store_all_find_it_ready(opener: Opener
     assert await stores[0].query.count(JobFilter()) == 4
 
 
+async def test_a_cancelled_opening_hinders_no_other(opener: Opener) -> None:
+    store = opener.unopened()
+    alone = asyncio.create_task(store.open())
+    await asyncio.sleep(0)
+    alone.cancel()
+    await asyncio.wait([alone])
+    cancelled, other = asyncio.create_task(store.open()), asyncio.create_task(store.open())
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await other
+
+    assert len(await put(store)) == 1
+
+
 async def test_migrating_keeps_the_jobs(store: Store) -> None:
     ids = await put(store, *[new_job() for _ in range(10)])
     await store.migrate()

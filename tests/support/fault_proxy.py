@@ -124,6 +124,7 @@ class FaultProxy:
     def __init__(self, target: int, *, tls: ssl.SSLContext | None = None) -> None:
         self.seconds = 0.0
         self.cuts = 0
+        self.accepted = 0
         self.traps: list[_Trap] = []
         self._target = target
         self._tls = tls
@@ -243,6 +244,7 @@ class FaultProxy:
     async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        self.accepted += 1
         self._arriving.add(task)
         try:
             if self._tls is not None:

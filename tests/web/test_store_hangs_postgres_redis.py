@@ -19,6 +19,8 @@ from tests.web.client import JSON, UNKNOWN_ID, Api
 
 CALLERS = 40
 """More than there are connections to the store."""
+CONNECTIONS = 8
+"""As many connections to the store as there may be for calls."""
 ANSWERED, RECOVERED = 2.0, 90.0
 """Seconds."""
 LATE = 1.0
@@ -80,6 +82,29 @@ def test_store_silent_from_the_start_is_reported(home: str, proxy: FaultProxy) -
         assert seconds < ANSWERED + LATE * slowness()
         proxy.heal()
         api.run(api._close())
+
+
+def test_requests_that_come_together_open_the_store_once(home: str, proxy: FaultProxy) -> None:
+    async def ask_all() -> list[httpx.Response]:
+        bodies = [f'{{"worker": "together-{number}"}}' for number in range(CALLERS)]
+        return await asyncio.gather(*(api.raw("POST", "/v1/claims", content=each, headers=JSON) for each in bodies))
+
+    url = home.replace(f":{urlsplit(home).port}/", f":{proxy.port}/")
+    proxy.hold()
+    api = Api(url, hurried=True)
+    with api._runner:
+        assert {answer.status_code for answer in api.run(ask_all())} == {503}
+        assert proxy.accepted < CONNECTIONS
+        proxy.heal()
+        until = time.monotonic() + RECOVERED
+        while any(answer.status_code == 503 for answer in api.run(ask_all())):
+            assert time.monotonic() < until
+        assert api.run(_count_sweepers()) == 1
+        api.run(api._close())
+
+
+async def _count_sweepers() -> int:
+    return sum(task.get_name() == "holdfast-api-sweeper" for task in asyncio.all_tasks())
 
 
 def test_a_silent_transport_delays_no_submission_for_long() -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import Context
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.errors import ForkedConnection, HoldfastError
@@ -66,6 +67,14 @@ class Opened(ABC):
         """Check that the schema is ours, and bring it up to date; returns the applied migrations."""
 
 
+class _Opening:
+    """An opening that is under way, and the number of its callers."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.callers = 0
+
+
 class ServerStore(ABC, Generic[OpenedT]):
     """All of ``Store`` but what differs from server to server."""
 
@@ -74,6 +83,7 @@ class ServerStore(ABC, Generic[OpenedT]):
 
     def __init__(self) -> None:
         self._opened: dict[asyncio.AbstractEventLoop, OpenedT] = {}
+        self._openings: dict[asyncio.AbstractEventLoop, _Opening] = {}
         self._migrated: list[str] = []  # migrations that opening applied
         self._portal: Portal | None = None
         self._callers = 0  # in the portal
@@ -91,15 +101,27 @@ class ServerStore(ABC, Generic[OpenedT]):
             _ = self._open
             return
         self._check_process()
+        opening = self._openings.get(loop)
+        if opening is None:
+            opening = self._openings[loop] = _Opening(loop.create_task(self._open_in(loop), context=Context()))
+        opening.callers += 1
+        try:
+            await asyncio.shield(opening.task)
+        finally:
+            opening.callers -= 1
+            if not opening.callers:
+                del self._openings[loop]
+                opening.task.cancel()  # if its callers were cancelled
+                await asyncio.wait([opening.task])
+
+    async def _open_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Opens the store for all callers in this event loop: connections of each would be too many for the server."""
         opened = self._opening()
         try:
             self._migrated += await opened.migrate()
         except BaseException:
             await opened.close()
             raise
-        if loop in self._opened:  # another caller was quicker
-            await opened.close()
-            return
         for ended in [each for each in self._opened if each.is_closed()]:
             del self._opened[ended]
         self._opened[loop] = opened

@@ -194,18 +194,20 @@ def heartbeat_of(call: RequestContext, given: WorkerStatus, queues: str | None =
     """Returns the state of a worker to store; missing fields come from this process."""
     known = call.remote_workers.get_worker(worker_of(call))
     known.queues = queues or known.queues or ",".join(call.caller.queues)
-    return WorkerHeartbeat(
+    known.reported = WorkerHeartbeat(
         worker=worker_of(call),
         host=given.host,
         pid=given.pid,
         queues=known.queues,
         concurrency=given.concurrency,
         running=given.running,
-        succeeded=known.succeeded if given.succeeded is None else given.succeeded,
-        failed=known.failed if given.failed is None else given.failed,
+        succeeded=given.succeeded or 0,
+        failed=given.failed or 0,
+        adds=given.succeeded is None and given.failed is None,
         version=given.version,
         memory=given.memory,
     )
+    return known.reported
 
 
 # ── the operation ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -310,7 +312,7 @@ class _LongPollClaim:
             capacity, others = await allowed_capacity(self._call, self._capacity)
             request = msgspec.structs.replace(self._request, capacity=capacity, others=others)
             self._pending_claims.update_request(pending, request)
-            reply = await self._call.remote_workers.heartbeat(self._heartbeat, [], self._request.lease_for)
+            reply = await self._call.remote_workers.renew(self._heartbeat, self._request.lease_for)
             self.command = reply.command
 
     async def _wait_for_event(self, result: asyncio.Future[ClaimResult], seconds: float) -> None:

@@ -136,8 +136,8 @@ STATUS_FIELDS = (
     _count("pid", "Its process.", (1 << 31) - 1),
     _count("concurrency", "How many jobs it runs at once.", 1_000_000),
     _count("running", "How many it has claimed now.", 1_000_000),
-    _count("succeeded", "Number of successes. Default: counted here."),
-    _count("failed", "Number of failures. Default: counted here."),
+    _count("succeeded", "Number of successes. Where neither is given, both are counted here."),
+    _count("failed", "Number of failures."),
     Field("version", text_value(1, 64), "Version of its application.", example="2.4.1"),
     _count("memory", "Resident bytes of its process.", 1 << 50),
 )

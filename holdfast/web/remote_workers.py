@@ -32,11 +32,12 @@ _LOCKED = (0.05, 0.1, 0.2, 0.4)  # seconds between looks at jobs locked by anoth
 class RemoteWorker:
     """Cached state of a worker. Optional: another process may serve the worker's next request."""
 
-    __slots__ = ("command", "failed", "heartbeat_at", "queues", "succeeded")
+    __slots__ = ("command", "failed", "heartbeat_at", "queues", "reported", "succeeded")
 
     def __init__(self) -> None:
         self.queues = ""  # not known yet
-        self.succeeded = 0
+        self.reported: WorkerHeartbeat | None = None
+        self.succeeded = 0  # as counted here since the last heartbeat
         self.failed = 0
         self.heartbeat_at: float | None = None
         self.command = WorkerCommand.NONE
@@ -76,7 +77,27 @@ class RemoteWorkers:
     async def heartbeat(
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta
     ) -> HeartbeatReply:
-        """Registers the worker and extends its leases."""
+        """Registers the worker and extends its leases. Unless it counts itself, what was counted here is added to what
+        other processes have counted."""
+        known = self.get_worker(heartbeat.worker)
+        succeeded, failed, known.succeeded, known.failed = known.succeeded, known.failed, 0, 0
+        if heartbeat.adds:
+            heartbeat = msgspec.structs.replace(heartbeat, succeeded=succeeded, failed=failed)
+        try:
+            return await self._send(heartbeat, leases, lease_for)
+        except HoldfastError:
+            known.succeeded += succeeded
+            known.failed += failed
+            raise
+
+    async def renew(self, heartbeat: WorkerHeartbeat, lease_for: timedelta) -> HeartbeatReply:
+        """Keeps a worker listed whose claim waits. What it has reported since that ``heartbeat`` stays as it is."""
+        latest = self.get_worker(heartbeat.worker).reported or heartbeat
+        if latest.adds:
+            return await self.heartbeat(latest, [], lease_for)
+        return await self._send(msgspec.structs.replace(latest, succeeded=0, failed=0, adds=True), [], lease_for)
+
+    async def _send(self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta) -> HeartbeatReply:
         store = await self.app.open_store()
         heartbeat_at = self.app.clock.monotonic()
         reply = await store.queueing.heartbeat(heartbeat, leases, lease_for=lease_for)

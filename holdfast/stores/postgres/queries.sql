@@ -758,7 +758,9 @@ with known as materialized (
     select id from holdfast.worker where id = :worker for no key update skip locked
 ), renewed as (
     update holdfast.worker w set
-        queues = :queues, concurrency = :concurrency, running = :running, succeeded = :succeeded, failed = :failed,
+        queues = :queues, concurrency = :concurrency, running = :running,
+        succeeded = :succeeded + case when :adds then w.succeeded else 0 end,
+        failed = :failed + case when :adds then w.failed else 0 end,
         version = :version, memory = :memory, seen_at = :now, alive_until = :alive_for + :now
     from known where w.id = known.id
 ), registered as (

@@ -486,6 +486,7 @@ class PostgresQueueing:
             claims=[lease.claims for lease in leases],
             lease_for=span_us(lease_for),
             alive_for=span_us(heartbeat.alive_for(lease_for)),
+            adds=heartbeat.adds,
             **heartbeat.to_row(),
         )
         statuses = [LeaseStatus(status) for _, status in rows if status is not None]

@@ -341,6 +341,7 @@ class RedisQueueing:
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         given = heartbeat.to_row()
+        added = [given.pop(name) if heartbeat.adds else 0 for name in ("succeeded", "failed")]
         fields = [argument for pair in given.items() for argument in pair if pair[1] is not None]
         statuses: list[LeaseStatus] = []
         command = "none"
@@ -351,6 +352,7 @@ class RedisQueueing:
                 heartbeat.worker,
                 span_us(lease_for),
                 span_us(heartbeat.alive_for(lease_for)) if number == 0 else "",
+                *added,
                 len(fields) // 2,
                 *fields,
                 *(argument for lease in batch for argument in (lease.job_id, lease.claims)),

@@ -624,7 +624,8 @@ values
     (:worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, :version, :memory, :now, :now, :until)
 on conflict (id) do update set
     queues = excluded.queues, concurrency = excluded.concurrency, running = excluded.running,
-    succeeded = excluded.succeeded, failed = excluded.failed, version = excluded.version, memory = excluded.memory,
+    succeeded = excluded.succeeded + case when :adds then succeeded else 0 end,
+    failed = excluded.failed + case when :adds then failed else 0 end, version = excluded.version, memory = excluded.memory,
     seen_at = excluded.seen_at, alive_until = excluded.alive_until
 returning command;
 

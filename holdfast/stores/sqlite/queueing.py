@@ -364,7 +364,8 @@ class SqliteQueueing(LimitedFamily):
     ) -> HeartbeatReply:
         connection, now_us = transaction.connection, transaction.now_us
         until = now_us + span_us(lease_for)
-        values = heartbeat.to_row() | {"now": now_us, "until": now_us + span_us(heartbeat.alive_for(lease_for))}
+        until_us = now_us + span_us(heartbeat.alive_for(lease_for))
+        values = heartbeat.to_row() | {"adds": heartbeat.adds, "now": now_us, "until": until_us}
         (command,) = connection.execute(self._sql["upsert_worker"], values).fetchone()
         statuses: list[LeaseStatus] = []
         if leases:

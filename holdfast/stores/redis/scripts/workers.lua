@@ -1,14 +1,17 @@
 -- name: heartbeat
 -- Registers a worker and extends its live leases. ARGV: 3 worker, 4 lease in microseconds, 5 how long the worker counts
--- as alive, or "" not to register it, 6 number of its fields, their names and values, then id and claims of each lease.
+-- as alive, or "" not to register it, 6 and 7 what to add to its numbers of successes and failures, 8 number of its
+-- fields, their names and values, then id and claims of each lease.
 -- Returns the command, then for each lease 0 lost, 1 held, 2 asked to stop.
 allow_when_full()
 local lease_until = int(now + tonumber(ARGV[4]))
 local worker = PREFIX .. 'worker:' .. ARGV[3]
-local at = 7 + 2 * tonumber(ARGV[6])
+local at = 9 + 2 * tonumber(ARGV[8])
 if ARGV[5] ~= '' then
     local alive_until = int(now + tonumber(ARGV[5]))
-    safe_call('HSET', worker, 'seen', NOW, 'until', alive_until, unpack(ARGV, 7, at - 1))
+    safe_call('HSET', worker, 'seen', NOW, 'until', alive_until, unpack(ARGV, 9, at - 1))
+    call('HINCRBY', worker, 'succeeded', ARGV[6])
+    call('HINCRBY', worker, 'failed', ARGV[7])
     call('HSETNX', worker, 'started', NOW)
     safe_call('ZADD', PREFIX .. 'workers', alive_until, ARGV[3])
 end

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections import Counter
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ MAX_HEAD = 64 * 1024
 MAX_PIPELINED = 32
 """Pipelined requests of one connection that may wait for earlier answers."""
 _TLS_CLOSE_TIMEOUT = 1.0  # seconds
+_ACCEPT_PAUSE = 0.2  # seconds until the next try to accept a connection
 
 
 class ConnectionLimits(NamedTuple):
@@ -62,11 +65,10 @@ class ConnectionRegistry:
         return few and (self._total <= self.bounds.max_connections or self._close_oldest_idle())
 
     def _close_oldest_idle(self) -> bool:
-        oldest = next((each for each in self._idle if not each.transport.get_write_buffer_size()), None)
+        oldest = next((each for each in self._idle if each.close_idle()), None)
         if oldest is None:
             return False
         del self._idle[oldest]
-        oldest.transport.abort()
         return True
 
     def set_idle(self, connection: Connection) -> None:
@@ -85,14 +87,11 @@ class ConnectionRegistry:
             del self._by_address[address]
 
 
-def bounded_protocol(bounds: ConnectionLimits) -> type[HttpToolsProtocol]:
+def bounded_protocol(bounds: ConnectionLimits) -> type[Connection]:
     """Returns uvicorn's protocol class with these limits, shared by all connections of the class."""
-    registry = ConnectionRegistry(bounds)
 
     class Bounded(Connection):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            self.registry = registry
-            super().connection_made(transport)
+        registry = ConnectionRegistry(bounds)
 
     return Bounded
 
@@ -113,6 +112,8 @@ class Connection(HttpToolsProtocol):
     """A connection."""
 
     registry: ConnectionRegistry
+    handshake: asyncio.Task[None] | None = None
+    """The TLS handshake, which began before the connection was made."""
     _stopping: asyncio.Event
     _address = ""
     url = b""
@@ -125,12 +126,40 @@ class Connection(HttpToolsProtocol):
     _write_deadline: asyncio.TimerHandle | None = None
 
     # ── opening and closing ──────────────────────────────────────────────────────────────────────────────────────
+    async def shake_hands(self, accepted: socket.socket, address: str, context: ssl.SSLContext) -> None:
+        """Makes a TLS connection of an accepted socket. It counts from here on, and is idle."""
+        self._address = address
+        admitted = self.registry.add_connection(address)
+        try:
+            if admitted:
+                self.registry.set_idle(self)
+                await self.loop.connect_accepted_socket(
+                    lambda: self, accepted, ssl=context, ssl_handshake_timeout=self.registry.bounds.head
+                )
+        except OSError:  # not TLS, too slow, or gone
+            return
+        finally:
+            if not admitted:
+                accepted.close()
+            if self.scheme is None:  # else it was made, and is counted until it is lost
+                self.registry.set_active(self)
+                self.registry.remove_connection(address)
+
+    def close_idle(self) -> bool:
+        """Closes the connection for another one. Returns False if it has something to send."""
+        if self.scheme is None and self.handshake is not None:
+            return self.handshake.cancel()
+        if self.transport.get_write_buffer_size():
+            return False
+        self.transport.abort()
+        return True
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = BoundedFlowControl(transport, self.pipeline)
         self._stopping = asyncio.Event()
         self._address = self.client[0] if self.client else ""
-        if self.registry.add_connection(self._address):
+        if self.handshake is not None or self.registry.add_connection(self._address):
             self._start_deadline(self.registry.bounds.head)
             self.registry.set_idle(self)
         else:
@@ -267,6 +296,45 @@ class Connection(HttpToolsProtocol):
         ]
         self.transport.write(b"".join([*head, answer.body]))
         self.transport.close()
+
+
+class TlsListener:
+    """Accepts TLS connections. A server of asyncio counts none, and bounds none, before its handshake is done.
+
+    ``make_connection``: returns the protocol of a new connection.
+    """
+
+    def __init__(
+        self, listener: socket.socket, make_connection: Callable[[], Connection], context: ssl.SSLContext
+    ) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._make_connection = make_connection
+        self._context = context
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.create_task(self._accept(), name="holdfast-tls")
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, (address, *_) = await loop.sock_accept(self._listener)
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError:  # too many files are open, or the client has gone
+                await asyncio.sleep(_ACCEPT_PAUSE)
+                continue
+            connection = self._make_connection()
+            connection.handshake = loop.create_task(connection.shake_hands(accepted, address, self._context))
+            self._handshakes.add(connection.handshake)
+            connection.handshake.add_done_callback(self._handshakes.discard)
+
+    def close(self) -> None:
+        """Accepts no more, and ends handshakes that are under way."""
+        for each in (self._accepting, *self._handshakes):
+            each.cancel()
+
+    async def wait_closed(self) -> None:
+        """Returns at once: its connections are the server's."""
 
 
 _PHRASES = {

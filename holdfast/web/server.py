@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -24,7 +25,7 @@ from holdfast.web import create_app
 from holdfast.worker.stop_signals import StopRequest, StopRequests, handle_stop_signals, ignore_rest_of_burst
 
 if TYPE_CHECKING:
-    from uvicorn import Server
+    from uvicorn import Config, Server
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 """Any ASGI application."""
@@ -178,44 +179,60 @@ def _server_maker(settings: Settings, *, lifespan: Literal["auto", "off"]) -> Ca
         import httptools  # noqa: F401 - without it uvicorn parses in Python, at a third of the speed
         import uvicorn
 
-        from holdfast.web.connection_limits import ConnectionLimits, bounded_protocol
+        from holdfast.web.connection_limits import ConnectionLimits, TlsListener, bounded_protocol
     except ModuleNotFoundError as error:
         raise ConfigError(f"the HTTP server needs {error.name}; pip install 'holdfast[web]'") from None
 
+    protocol = bounded_protocol(ConnectionLimits.from_settings(settings))
+
     class Quiet(uvicorn.Server):
-        """Leaves signals to us: its own way ends the process by the signal it got."""
+        """Leaves signals to us: its own way ends the process by the signal it got. Bounds TLS handshakes too."""
+
+        servers: list[Any]
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield
 
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            context = self.config.ssl
+            await super().startup(sockets if context is None else [])
+            if context is not None:
+                connection = functools.partial(protocol, self.config, self.server_state, self.lifespan.state)
+                self.servers = [TlsListener(each, connection, context) for each in sockets or ()]
+
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise ConfigError("tls_certificate, tls_key: TLS needs both, the certificate and its key")
 
-    def make_server(site: Application) -> Server:
-        config = uvicorn.Config(
-            site,
-            http=bounded_protocol(ConnectionLimits.from_settings(settings)),
-            ws="none",
-            lifespan=lifespan,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=_BACKLOG,
-            timeout_keep_alive=max(1, round(settings.keep_alive.total_seconds())),
-            timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
-            ssl_certfile=settings.tls_certificate,
-            ssl_keyfile=settings.tls_key,
-        )
-        try:
-            config.load()
-        except OSError as error:
-            raise ConfigError(f"tls_certificate, tls_key: they cannot be used: {error}") from None
-        return Quiet(config)
+    return lambda site: Quiet(_configure(site, settings, protocol, lifespan))
 
-    return make_server
+
+def _configure(
+    site: Application, settings: Settings, protocol: type[asyncio.Protocol], lifespan: Literal["auto", "off"]
+) -> Config:
+    import uvicorn
+
+    config = uvicorn.Config(
+        site,
+        http=protocol,
+        ws="none",
+        lifespan=lifespan,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=max(1, round(settings.keep_alive.total_seconds())),
+        timeout_graceful_shutdown=max(1, round(settings.grace.total_seconds())),
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+    )
+    try:
+        config.load()
+    except OSError as error:
+        raise ConfigError(f"tls_certificate, tls_key: they cannot be used: {error}") from None
+    return config
 
 
 def _listening(settings: Settings) -> socket.socket:

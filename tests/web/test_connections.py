@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,3 +152,39 @@ def test_silent_connections_give_way_to_active_ones(tmp_path: Path) -> None:
         asked.sendall(b" " * 998 + b"}")
         assert asked.recv(1000).startswith(b"HTTP/1.1 4")  # what has begun to ask is answered
         assert _all(silent[0]) == b""
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path) -> dict[str, str]:
+    """Settings of TLS, with a certificate that signs for itself."""
+    wanted = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    files = {"tls_certificate": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+    made = ["-out", files["tls_certificate"], "-keyout", files["tls_key"]]
+    subprocess.run(["openssl", *wanted.split(), *made], check=True, capture_output=True)
+    return files
+
+
+def test_a_tls_handshake_takes_no_longer_than_a_head(tmp_path: Path, encrypted: dict[str, str]) -> None:
+    with served(tmp_path, **encrypted) as server, server.connect() as silent:
+        silent.settimeout(40)  # asyncio's own limit of a handshake is a minute
+        assert _all(silent) == b""
+
+
+def test_tls_handshakes_count_as_connections(tmp_path: Path, encrypted: dict[str, str]) -> None:
+    patient = {"connections_per_address": "3", "header_timeout": "60s", **encrypted}
+    with served(tmp_path, **patient) as server, contextlib.ExitStack() as held:
+        connections = [held.enter_context(server.connect()) for _ in range(4)]
+        connections[3].settimeout(40)
+        assert _all(connections[3]) == b""
+        assert server.stop() == 0
+
+
+def test_silent_tls_handshakes_give_way_to_requests(tmp_path: Path, encrypted: dict[str, str]) -> None:
+    trusted = ssl.create_default_context(cafile=encrypted["tls_certificate"])
+    with served(tmp_path, connections="4", header_timeout="60s", **encrypted) as server, contextlib.ExitStack() as held:
+        silent = [held.enter_context(server.connect()) for _ in range(6)]
+        silent[0].settimeout(40)
+        assert _all(silent[0]) == b""
+        for _ in range(3):
+            with server.client(verify=trusted) as probe:
+                assert probe.get("/health/live").status_code == 200

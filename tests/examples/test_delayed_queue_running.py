@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import resource
 import signal
@@ -72,11 +73,42 @@ def test_default_port_is_the_one_in_the_readme(delayed: Delayed) -> None:
     assert "curl -sf localhost:8080/jobs" in README
 
 
+def _refusal(delayed: Delayed, folder: Path, word: str) -> tuple[int, str]:
+    """The exit code and the error of a command that is refused."""
+    command = [sys.executable, "-m", "delayed_queue", word]
+    environment = delayed.environment(HOLDFAST_URL=f"redis://127.0.0.1:{delayed.free_port()}/0?{QUERY}")
+    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            error = process.communicate(timeout=PATIENCE)[1]
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # it has started, and ends all that it started
+            raise
+    return process.returncode, error
+
+
 @pytest.mark.rows("D10")
 def test_stopping_without_a_running_queue_is_refused(delayed: Delayed, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "delayed_queue", "stop"]
-    done = subprocess.run(command, cwd=tmp_path, env=delayed.environment(), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (78, "error: delayed_queue.pid: nothing is running here\n")
+    assert _refusal(delayed, tmp_path, "stop") == (78, "error: delayed_queue.pid: nothing is running here\n")
+
+
+@pytest.mark.rows("D10")
+def test_process_that_took_the_number_of_a_killed_start_is_not_stopped(delayed: Delayed, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        (tmp_path / "delayed_queue.pid").write_text(str(other.pid), encoding="utf-8")
+        assert _refusal(delayed, tmp_path, "stop") == (78, "error: delayed_queue.pid: nothing is running here\n")
+        assert other.poll() is None
+        other.communicate(b"\n")
+    assert other.returncode == 0
+
+
+@pytest.mark.rows("D3")
+def test_second_start_in_a_directory_is_refused(delayed: Delayed, tmp_path: Path) -> None:
+    """Also while the first one has not yet written its number."""
+    with (tmp_path / "delayed_queue.pid").open("w") as note:
+        fcntl.flock(note, fcntl.LOCK_EX)
+        refused = (78, "error: delayed_queue.pid: it is running already; stop it first\n")
+        assert _refusal(delayed, tmp_path, "start") == refused
+        assert _refusal(delayed, tmp_path, "stop")[0] == 78
 
 
 @pytest.mark.rows("D3", "D5", "D6", "D7", "D10", "D37")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -14,12 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 from holdfast import ConfigError, Settings
 
 NOTE = Path("delayed_queue.pid")
-"""In the working directory while everything runs: the process to stop."""
+"""In the working directory while everything runs: the process to stop. That process locks it; an unlocked one is left
+over, and the process that it names may be any."""
 FOLDER = Path(__file__).parents[1]
 Running = AbstractContextManager[subprocess.Popen[bytes]]
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -28,13 +31,10 @@ _PATIENCE = 60.0  # seconds for Redis to come, and for everything to end
 
 def start(workers: int) -> int:
     """Run until Ctrl-C, ``stop`` or the end of one of them; then nothing of it is left. The exit code."""
-    if _running() is not None:
-        raise ConfigError(f"{NOTE}: it is running already; stop it first")
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
     with ExitStack() as everything, suppress(KeyboardInterrupt):
-        NOTE.write_text(str(os.getpid()), encoding="utf-8")
-        everything.callback(NOTE.unlink, missing_ok=True)
+        everything.enter_context(_noted())
         started = [everything.enter_context(process) for process in _processes(workers)]
         while all(process.poll() is None for process in started):
             time.sleep(0.1)
@@ -56,13 +56,57 @@ def stop() -> None:
         time.sleep(0.05)
 
 
+@contextmanager
+def _noted() -> Iterator[None]:
+    """Keeps the note, locked; ConfigError where another process does."""
+    with _opened("a+") as note:
+        if not _locked(note, fcntl.LOCK_EX) or not _in_place(note):
+            raise ConfigError(f"{NOTE}: it is running already; stop it first")
+        note.truncate(0)
+        note.write(str(os.getpid()))
+        note.flush()
+        try:
+            yield
+        finally:
+            if _in_place(note):
+                NOTE.unlink()
+
+
 def _running() -> int | None:
-    try:
-        process = int(NOTE.read_text(encoding="utf-8"))
-        os.kill(process, 0)
-    except (FileNotFoundError, ProcessLookupError, ValueError):
+    """Returns the process that has locked the note, if one has."""
+    if not NOTE.exists():
         return None
-    return process
+    with _opened("r") as note:
+        if _locked(note, fcntl.LOCK_SH):
+            return None
+        text = note.read()
+    if not text.isdigit():
+        raise ConfigError(f"{NOTE}: it is only just starting; try again")
+    return int(text)
+
+
+def _opened(mode: str) -> IO[str]:
+    try:
+        return NOTE.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{NOTE}: cannot be opened ({error.strerror})") from None
+
+
+def _locked(note: IO[str], kind: int) -> bool:
+    """Locks the note until it is closed; False where another process has locked it."""
+    try:
+        fcntl.flock(note, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _in_place(note: IO[str]) -> bool:
+    """Returns whether the note is still the file of that name."""
+    try:
+        return os.path.samestat(NOTE.stat(), os.fstat(note.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _interrupt(*_: object) -> None:

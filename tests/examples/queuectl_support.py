@@ -16,6 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from click.testing import CliRunner, Result
+
 if TYPE_CHECKING:
     from holdfast import Holdfast
     from holdfast.core.alerts import Alert
@@ -34,6 +36,20 @@ def wait_until(holds: Callable[[], Any], seconds: float = 90.0, what: str = "it"
         assert time.monotonic() < until, f"{what} has not come about within {seconds} s"
         time.sleep(0.02)
     return answer
+
+
+def call(queue: Queue, *words: str, given: str | None = None) -> Result:
+    """The command in this process, on the queue handed over as click's context object."""
+    from queuectl.cli import main
+
+    return CliRunner().invoke(main, words, obj=queue.place, input=given)
+
+
+def answer(queue: Queue, *words: str) -> Any:
+    """What a command prints as JSON."""
+    called = call(queue, *words)
+    assert called.exit_code == 0, called.output
+    return json.loads(called.output)
 
 
 class Queue:

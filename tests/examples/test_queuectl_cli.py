@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from holdfast.core.ids import new_id
 from holdfast.stores.base import ClaimRequest
-from tests.examples.queuectl_support import EXAMPLE, QUICK, ROOT, Queue
+from tests.examples.queuectl_support import EXAMPLE, QUICK, ROOT, Queue, answer, call
 from tests.support.load import slowness
 from tests.web.client import Api
 from tests.web.keyed import Keys, ask, refused
@@ -40,6 +39,12 @@ DEFAULTS: dict[str, Any] = {
     "stop_timeout": 300,
     "execution": "shell",
     "allowed_commands": [],
+    "max_memory": None,
+    "max_cpu": None,
+    "max_processes": None,
+    "max_open_files": None,
+    "max_file_size": None,
+    "sandbox": "none",
     "alert_dead": None,
     "alert_command": None,
 }
@@ -50,20 +55,6 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
     made = Queue(tmp_path)
     yield made
     made.app.sync.close()
-
-
-def call(queue: Queue, *words: str, given: str | None = None) -> Result:
-    """The command in this process, on the queue handed over as click's context object."""
-    from queuectl.cli import main
-
-    return CliRunner().invoke(main, words, obj=queue.place, input=given)
-
-
-def answer(queue: Queue, *words: str) -> Any:
-    """What a command prints as JSON."""
-    called = call(queue, *words)
-    assert called.exit_code == 0, called.output
-    return json.loads(called.output)
 
 
 # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -217,6 +208,14 @@ def test_first_command_in_an_empty_directory_creates_the_database(tmp_path: Path
     assert {name.split(">")[0] for name in project["dependencies"]} == {"click", "holdfast"}
 
 
+@pytest.mark.rows("Q17")
+def test_database_is_the_file_of_that_name(queue: Queue, tmp_path: Path) -> None:
+    folder = tmp_path / "50%41 #1?"
+    folder.mkdir()
+    assert call(queue, "--db", str(folder / "a%20b.db"), "enqueue", '{"command": "true"}').exit_code == 0
+    assert [path.name for path in folder.glob("*.db")] == ["a%20b.db"]
+
+
 @pytest.mark.rows("Q64")
 def test_commands_need_no_login(queue: Queue) -> None:
     assert [call(queue, "status").exit_code for _ in range(30)] == [0] * 30
@@ -278,6 +277,9 @@ def test_defaults_apply_without_a_settings_file(queue: Queue) -> None:
         ("check_interval", "null"),
         ("execution", "perl"),
         ("allowed_commands", "[1]"),
+        ("max_memory", "512K"),
+        ("max_cpu", "true"),
+        ("sandbox", "maybe"),
         ("colour", "red"),
     ],
 )
@@ -287,6 +289,12 @@ def test_invalid_setting_is_refused_and_nothing_is_written(queue: Queue, name: s
     assert called.exit_code == 2
     assert name in called.stderr
     assert queue.place.config.read_bytes() == before
+
+
+@pytest.mark.rows("Q30")
+def test_program_with_the_name_of_a_truth_value_is_a_program(queue: Queue) -> None:
+    assert call(queue, "config", "set", "allowed_commands", "true").exit_code == 0
+    assert answer(queue, "config", "get", "allowed_commands") == ["true"]
 
 
 @pytest.mark.rows("Q30")
@@ -318,17 +326,6 @@ def test_attempts_come_from_the_setting_or_the_job(queue: Queue) -> None:
     app = open_app(queue.place)
     assert app.sync.get("key:b").max_attempts == 1
     app.sync.close()
-
-
-@pytest.mark.rows("Q65")
-def test_command_that_is_not_allowed_is_refused(queue: Queue) -> None:
-    call(queue, "config", "set", "allowed_commands", "echo,true")
-    assert call(queue, "enqueue", '{"command": "echo a"}').exit_code == 0
-    for text in ("rm -r .", "echo a; rm -r .", "echo $(rm -r .)", "true\nrm -r .", "FOO=1 rm -r ."):
-        refused = call(queue, "enqueue", json.dumps({"command": text}))
-        assert refused.exit_code == 2
-        assert "allowed are: echo, true" in refused.stderr
-    assert answer(queue, "status", "--json")["total"] == 1
 
 
 # ── the database ──────────────────────────────────────────────────────────────────────────────────────────────────

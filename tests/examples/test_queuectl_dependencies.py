@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.examples.queuectl_support import Queue
+from tests.examples.queuectl_support import Queue, answer
 
 
 @pytest.fixture
@@ -55,6 +55,7 @@ def test_job_does_not_run_if_one_it_depends_on_is_dead(queue: Queue) -> None:
         assert "is dead" in queue.until("b", "cancelled")["error"]
     assert queue.job("a")["state"] == "dead"
     assert "is cancelled" in queue.job("c")["error"]
+    assert {each["id"] for each in answer(queue, "list", "--state", "cancelled", "--json")} == {"b", "c"}
 
 
 @pytest.mark.rows("Q75")

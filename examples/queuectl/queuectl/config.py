@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 from holdfast import ConfigError, Invalid, Settings
 from holdfast.settings import toml_file
@@ -61,10 +62,13 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _execution(name: str, value: Any) -> str:
-    if value not in ("shell", "argv"):
-        raise Invalid(name, value, "give shell, or argv for programs without a shell")
-    return str(value)
+def _choice(*choices: str) -> Callable[[str, Any], str]:
+    def check(name: str, value: Any) -> str:
+        if value not in choices:
+            raise Invalid(name, value, f"give {' or '.join(choices)}")
+        return str(value)
+
+    return check
 
 
 def _programs(name: str, value: Any) -> list[str]:
@@ -77,6 +81,25 @@ def _programs(name: str, value: Any) -> list[str]:
 def _lock(seconds: float) -> dict[str, Any]:
     beat = min(10.0, math.floor(seconds * 1000 / 3) / 1000)
     return {"lease": f"{seconds}s", "heartbeat": f"{beat}s"}
+
+
+RESOURCES = (
+    ("max_memory", "job_memory", "memory that a job may use with all its processes: 512MiB; null: no limit"),
+    ("max_cpu", "job_cpu", "CPU time that a job may use: 90, 5m; null: no limit"),
+    ("max_processes", "job_processes", "processes that a job may have at once; null: no limit"),
+    ("max_open_files", "job_open_files", "files that each of its processes may have open; null: no limit"),
+    ("max_file_size", "job_file_size", "size of each file that a job writes: 10MiB; null: no limit"),
+)
+"""Quotas of each job: name, the setting of Holdfast, meaning. A job that exceeds one is killed, and has failed."""
+
+
+def _resource(name: str, setting: str, meaning: str) -> Option:
+    def check(_: str, value: Any) -> str:
+        text = value if isinstance(value, str) else json.dumps(value)
+        SETTINGS[setting].kind.parse(name, text)
+        return text
+
+    return Option(None, _optional(check), lambda text: {setting: text}, meaning)
 
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
@@ -112,10 +135,20 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             "seconds a worker that is stopping may go on with its job",
         ),
         "execution": Option(
-            "shell", _execution, lambda mode: {"commands": mode}, "shell, or argv: programs without a shell"
+            "shell",
+            _choice("shell", "argv"),
+            lambda mode: {"commands": mode},
+            "shell, or argv: programs without a shell",
         ),
         "allowed_commands": Option(
             [], _programs, lambda programs: {"command_allow": programs}, "programs that may run; none named: all"
+        ),
+        **{name: _resource(name, setting, meaning) for name, setting, meaning in RESOURCES},
+        "sandbox": Option(
+            "none",
+            _choice("none", "strict"),
+            lambda mode: {"sandbox": mode},
+            "strict: commands write in a directory of their own only, and have no network",
         ),
         "alert_dead": Option(
             None,
@@ -181,6 +214,8 @@ class Place:
             given = json.loads(text)
         except ValueError:
             given = text
+        if isinstance(given, bool):
+            given = text  # no setting is a truth value, and `true` is a program
         value = option(name).check(name, given)
         with self._locked():
             provided = self.read() | {name: value}
@@ -219,4 +254,4 @@ class Place:
         mapped: dict[str, Any] = {}
         for name, value in provided.items():
             mapped |= OPTIONS[name].mapped(value)
-        return Settings.load(path=DEFAULTS, environ={}, url=f"sqlite:///{self.database}", **mapped)
+        return Settings.load(path=DEFAULTS, environ={}, url=f"sqlite:///{quote(str(self.database))}", **mapped)

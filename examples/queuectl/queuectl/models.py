@@ -22,13 +22,12 @@ STATES: Mapping[str, tuple[JobState, ...]] = MappingProxyType(
         "completed": (JobState.SUCCEEDED,),
         "failed": (JobState.FAILED,),
         "dead": (JobState.DEAD,),
+        "cancelled": (JobState.CANCELLED,),
     }
 )
 """Each state as QueueCTL calls it, and the states of Holdfast it stands for."""
 
-NAMES: Mapping[JobState, str] = MappingProxyType(
-    {state: name for name, states in STATES.items() for state in states} | {JobState.CANCELLED: "cancelled"}
-)
+NAMES: Mapping[JobState, str] = MappingProxyType({state: name for name, states in STATES.items() for state in states})
 
 
 class Submission(msgspec.Struct, forbid_unknown_fields=True):
@@ -141,7 +140,5 @@ def counts(states: Iterable[Mapping[str, int]]) -> dict[str, int]:
     counted = dict.fromkeys(STATES, 0)
     for each in states:
         for state, count in each.items():
-            name = NAMES[JobState(state)]
-            if count or name in counted:
-                counted[name] = counted.get(name, 0) + count
-    return counted
+            counted[NAMES[JobState(state)]] += count
+    return {name: count for name, count in counted.items() if count or name != "cancelled"}

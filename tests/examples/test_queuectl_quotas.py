@@ -1,0 +1,75 @@
+"""What the commands of queuectl may do and use: programs that are allowed, quotas, the sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast.cli.main import main as holdfast
+from tests.examples.queuectl_support import Queue, answer, call
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    made = Queue(tmp_path / "queue")
+    yield made
+    made.app.sync.close()
+
+
+@pytest.mark.rows("Q65")
+def test_command_that_is_not_allowed_is_refused(queue: Queue) -> None:
+    call(queue, "config", "set", "allowed_commands", "echo,true")
+    assert call(queue, "enqueue", '{"command": "echo a"}').exit_code == 0
+    for text in ("rm -r .", "echo a; rm -r .", "echo $(rm -r .)", "true\nrm -r .", "FOO=1 rm -r ."):
+        refused = call(queue, "enqueue", json.dumps({"command": text}))
+        assert refused.exit_code == 2
+        assert "allowed are: echo, true" in refused.stderr
+    assert answer(queue, "status", "--json")["total"] == 1
+
+
+@pytest.mark.rows("Q68")
+def test_job_over_its_quota_of_memory_is_dead_and_others_go_on(queue: Queue) -> None:
+    assert call(queue, "config", "set", "max_memory", "64MiB").exit_code == 0
+    hungry = "python3 -c 'import time; kept = bytearray(300 << 20); time.sleep(90)'"
+    call(queue, "enqueue", json.dumps({"id": "hungry", "command": hungry, "max_retries": 0}))
+    call(queue, "enqueue", json.dumps({"id": "near", "command": "echo fine"}))
+    with queue.workers():
+        assert queue.until("hungry", "dead", "completed")["state"] == "dead"
+        assert queue.until("near", "completed")["output"] == "fine\n"
+    assert "64MiB allowed" in queue.job("hungry")["error"]
+
+
+@pytest.mark.rows("Q68")
+def test_job_over_the_quota_of_pending_jobs_is_refused(queue: Queue) -> None:
+    call(queue, "status")
+    quota = [
+        "limit",
+        "add",
+        "pending",
+        "--queue",
+        "default",
+        "--depth",
+        "1",
+        "--url",
+        f"sqlite:///{queue.place.database}",
+    ]
+    assert CliRunner().invoke(holdfast, quota).exit_code == 0
+    assert call(queue, "enqueue", '{"command": "true"}').exit_code == 0
+    assert call(queue, "enqueue", '{"command": "true"}').exit_code == 75
+    assert answer(queue, "status", "--json")["total"] == 1
+
+
+@pytest.mark.rows("Q69")
+def test_sandboxed_command_cannot_write_outside_its_directory(queue: Queue, tmp_path: Path) -> None:
+    assert call(queue, "config", "set", "sandbox", "strict").exit_code == 0
+    outside = tmp_path / "outside"
+    text = f"echo kept > inside && cat inside; echo escaped > {outside}"
+    call(queue, "enqueue", json.dumps({"id": "writer", "command": text, "max_retries": 0}))
+    with queue.workers():
+        error = queue.until("writer", "dead", "completed")["error"]
+    assert str(outside) in error
+    assert not outside.exists()

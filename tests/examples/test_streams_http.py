@@ -64,6 +64,8 @@ def test_same_idempotency_key_creates_one_user(streams: Streams) -> None:
     headers = {"Idempotency-Key": str(uuid4())}
     first, second = (streams.client.post("/users", json=user, headers=headers).json() for _ in range(2))
     assert (first["created"], second) == (True, {**first, "created": False})
+    job = streams.client.get(f"/jobs/{first['job_id']}").json()
+    assert job["idempotency_key"] == headers["Idempotency-Key"]
 
 
 @pytest.mark.rows("S65")
@@ -74,7 +76,7 @@ def test_status_progresses_from_pending_to_its_end(streams: Streams, tmp_path: P
         assert streams.status(job_id) == "pending"
     streams.wait_for_status(job_id, "processing")
     door.touch()
-    assert streams.wait_for_status(job_id, "completed")["attempts"] == 1
+    assert streams.wait_for_status(job_id, "completed")["attempt_count"] == 1
     failing = streams.notifications.submit(fail=9, error="value")
     assert streams.wait_for_status(failing, "failed")["error"] == "ValueError: as the test wants it"
     unknown = streams.client.get(f"/jobs/{UNKNOWN}")
@@ -117,7 +119,7 @@ def test_dead_letters_are_listed(streams: Streams) -> None:
     until(lambda: welcome in streams.notifications.dead_letters(), "the entry in the stream of dead letters")
     listed = streams.client.get("/dlq/notifications")
     (found,) = [each for each in listed.json()["jobs"] if each["job_id"] == welcome]
-    assert (listed.status_code, found["attempts"], found["reason"]) == (200, 1, "non_retryable")
+    assert (listed.status_code, found["attempt_count"], found["reason"]) == (200, 1, "non_retryable")
     assert found["payload"] == {"email": email, "template": "welcome"}
     assert "answered 422" in found["error"]
     assert welcome not in [each["job_id"] for each in streams.client.get("/dlq/users").json()["jobs"]]
@@ -136,7 +138,7 @@ def test_replayed_dead_letter_runs_with_a_fresh_budget(streams: Streams) -> None
         replayed = streams.client.post(f"/dlq/notifications/{job_id}/replay")
         assert (replayed.status_code, replayed.json()["job_id"]) == (202, job_id)
         job = streams.wait_for_status(job_id, "completed")
-    assert (job["attempts"], job["max_attempts"]) == (1, 5)
+    assert (job["attempt_count"], job["max_attempts"]) == (1, 5)
     assert job_id not in [each["job_id"] for each in streams.client.get("/dlq/notifications").json()["jobs"]]
     until(lambda: job_id not in streams.notifications.dead_letters(), "the end of the dead letter")
     again = streams.client.post(f"/dlq/notifications/{job_id}/replay")

@@ -28,7 +28,7 @@ def test_transient_error_is_retried_on_schedule_then_dead(streams: Streams) -> N
             job = service.wait_for(job_id, "failed", attempt)
         ended = service.app.sync.attempts(job_id)[-1].ended_at_us
         scheduled.append((job.run_at_us - ended) / SECOND)
-        assert (streams.status(job_id), streams.client.get(f"/jobs/{job_id}").json()["attempts"]) == (
+        assert (streams.status(job_id), streams.client.get(f"/jobs/{job_id}").json()["attempt_count"]) == (
             "pending",
             attempt,
         )
@@ -55,7 +55,7 @@ def test_logic_error_is_dead_after_one_execution(streams: Streams, error: str) -
 @pytest.mark.rows("S26")
 def test_invalid_user_is_dead_after_one_execution(streams: Streams) -> None:
     job = streams.wait_for_status(streams.create_user("no address"), "failed")
-    assert job["attempts"] == 1
+    assert job["attempt_count"] == 1
     assert job["error"] == "ValueError: email: 'no address' is not an address; give one like ada@example.com"
     assert job["job_id"] in [each["job_id"] for each in streams.client.get("/dlq/users").json()["jobs"]]
 

@@ -52,7 +52,8 @@ class JobView(BaseModel):
     service: str
     type: str
     status: Status
-    attempts: int
+    idempotency_key: str | None
+    attempt_count: int
     max_attempts: int | None
     error: str | None
     result: Any
@@ -69,7 +70,7 @@ class DeadLetter(BaseModel):
     payload: Any
     error: str | None
     reason: str | None
-    attempts: int
+    attempt_count: int
     ended_at: datetime | None
 
 
@@ -144,7 +145,8 @@ def view_of(job: Job, service: str) -> JobView:
         service=service,
         type=job.task,
         status=status,
-        attempts=job.attempts,
+        idempotency_key=job.key,
+        attempt_count=job.attempts,
         max_attempts=job.max_attempts,
         error=job.error,
         result=job.return_value() if job.state is JobState.SUCCEEDED else None,
@@ -162,7 +164,7 @@ def dead_letter_of(job: Job) -> DeadLetter:
         payload=payload_of(job),
         error=job.error,
         reason=job.reason,
-        attempts=job.attempts,
+        attempt_count=job.attempts,
         ended_at=job.ended_at,
     )
 

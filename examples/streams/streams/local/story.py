@@ -119,7 +119,7 @@ class Story:
     async def _completed(self, job_id: str) -> dict[str, Any] | None:
         job = await self.job(job_id)
         if job["status"] == "failed":
-            raise StoryFailed(f"job {job_id} failed after {job['attempts']} attempts: {job['error']}")
+            raise StoryFailed(f"job {job_id} failed after {job['attempt_count']} attempts: {job['error']}")
         return job if job["status"] == "completed" else None
 
     async def until(self, find: Callable[[], Awaitable[Any]], what: str) -> Any:
@@ -240,7 +240,9 @@ async def replay_dead_letter(story: Story) -> None:
         return next((each for each in listed["jobs"] if each["payload"]["email"] == REFUSED), None)
 
     dead = await story.until(find_dead_letter, "a dead letter")
-    story.tell("4. A permanent failure", f"dead after {dead['attempts']} attempt: {provider_answer(dead['error'])}")
+    story.tell(
+        "4. A permanent failure", f"dead after {dead['attempt_count']} attempt: {provider_answer(dead['error'])}"
+    )
     await story.call("provider", "PUT", "/behaviour", {"refused_domains": []})
     await story.call("gateway", "POST", f"/dlq/notifications/{dead['job_id']}/replay", expected=202)
     await story.all_completed([job_id])

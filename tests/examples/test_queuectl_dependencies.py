@@ -52,7 +52,10 @@ def test_job_does_not_run_if_one_it_depends_on_is_dead(queue: Queue) -> None:
         {"id": "c", "command": "echo c", "depends_on": ["b"]},
     )
     with queue.workers():
-        assert "is dead" in queue.until("b", "cancelled")["error"]
+        cancelled = queue.until("b", "cancelled")
+    assert cancelled["error"].endswith("for which it waited, is dead")
+    assert answer(queue, "show", cancelled["error"].split()[1].strip(","))["id"] == "a"
+    assert cancelled["run_at"] is None
     assert queue.job("a")["state"] == "dead"
     assert "is cancelled" in queue.job("c")["error"]
     assert {each["id"] for each in answer(queue, "list", "--state", "cancelled", "--json")} == {"b", "c"}

@@ -7,13 +7,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 
-from holdfast import Conflict, Holdfast, HoldfastError, Job, JobFilter, NotFound
+from holdfast import Conflict, Holdfast, HoldfastError, Invalid, Job, JobFilter, NotFound
 from queuectl.config import OPTIONS, Place, option
 from queuectl.models import STATES, Submission, counts, document, draft_all, parse
 
@@ -146,11 +146,12 @@ def show(place: Place, job_id: str) -> None:
 
 
 def _job(app: Holdfast, job_id: str) -> Job:
-    try:
-        job: Job = app.sync.get(f"key:{job_id}")
-    except NotFound:
-        raise NotFound(f"there is no job {job_id}") from None
-    return job
+    """Returns the job of that id, or of that id of Holdfast, which log lines and errors have."""
+    for reference in (f"key:{job_id}", job_id):
+        with suppress(NotFound, Invalid):
+            job: Job = app.sync.get(reference)
+            return job
+    raise NotFound(f"there is no job {job_id}")
 
 
 def _print_jobs(place: Place, states: tuple[Any, ...], limit: int, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast import Holdfast, Invalid, Job, JobState, NotFound
+from holdfast.core.dependencies import NEVER_US
 from holdfast.core.ids import new_id
 from holdfast.core.models import NewJob
 
@@ -117,7 +118,7 @@ def document(job: Job) -> dict[str, Any]:
         "max_retries": None if job.max_attempts is None else job.max_attempts - 1,
         "priority": job.priority,
         "created_at": _time(job.created_at),
-        "run_at": None if job.state is JobState.WAITING else _time(job.run_at),
+        "run_at": None if job.run_at_us >= NEVER_US else _time(job.run_at),
         "next_retry_at": _time(job.run_at) if job.state is JobState.FAILED else None,
         "locked_by": job.worker if running else None,
         "locked_at": _time(job.started_at) if running else None,

@@ -179,13 +179,15 @@ class LeaseLost(TaskEvent, frozen=True, kw_only=True):
 
 
 class SweepComplete(Event, frozen=True, kw_only=True):
-    """A round of maintenance that found something to do. ``reannounced``: ready jobs that the transport had lost."""
+    """A round of maintenance that found something to do. ``reannounced``: ready jobs that the transport had lost.
+    ``requeued``: those, and the promoted ones, whose time had come."""
 
     promoted: int
     recovered: int
     pruned: int
     reannounced: int = 0
     expired: int = 0
+    requeued: int = 0
 
 
 class ScheduleFired(Event, frozen=True, kw_only=True):

@@ -53,7 +53,6 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """Runs one sweep. If a part fails, the next ones still run; then the first error is raised."""
-        done = {}
         failed: HoldfastError | None = None
         parts = {
             "expired": self._expire,
@@ -63,14 +62,15 @@ class Sweeper:
             "counted": self._count_ended,
             "pruned": self._prune,
         }
+        done = dict.fromkeys(parts, 0)
         for name, part in parts.items():
             try:
                 done[name] = await part()
             except HoldfastError as error:
                 failed = failed or error
-        done.pop("counted", None)  # not part of the event
+        del done["counted"]  # not part of the event
         if any(done.values()):
-            self._shared.emit(SweepComplete(**{"recovered": 0, "promoted": 0, "pruned": 0, **done}))
+            self._shared.emit(SweepComplete(**done, requeued=done["promoted"] + done["reannounced"]))
         if failed is not None:
             raise failed
 

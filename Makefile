@@ -30,8 +30,8 @@ RUN_BY_README := --ignore=tests/examples/test_delayed_queue_workers.py
 # `make check` runs these.
 CHECKED := --ignore=tests/conventions --ignore=tests/typing
 
-test: $(VENV)/dev.stamp $(VENV)/npm.stamp ## Run every test but the storm and those of `make check` (two calls: the crash tests come last, four at a time)
-	@$(BIN)/python -m pytest -q -n 3 --dist=worksteal -m "not crash and not storm" $(CHECKED)
+test: $(VENV)/dev.stamp $(VENV)/npm.stamp ## Run every test but the storm and those of `make check` (two calls, four at a time: the crash tests come last)
+	@$(BIN)/python -m pytest -q -n 4 --dist=worksteal -m "not crash and not storm" $(CHECKED)
 	@$(BIN)/python -m pytest -q -n 4 --dist=worksteal -m "crash and not storm" tests/crash tests/examples $(RUN_BY_README)
 
 check: $(VENV)/dev.stamp ## Format, lint, types, imports and house rules, in under 30 seconds

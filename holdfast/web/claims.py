@@ -312,7 +312,7 @@ class _LongPollClaim:
             capacity, others = await allowed_capacity(self._call, self._capacity)
             request = msgspec.structs.replace(self._request, capacity=capacity, others=others)
             self._pending_claims.update_request(pending, request)
-            reply = await self._call.remote_workers.renew(self._heartbeat, self._request.lease_for)
+            reply = await self._call.remote_workers.renew_heartbeat(self._heartbeat, self._request.lease_for)
             self.command = reply.command
 
     async def _wait_for_event(self, result: asyncio.Future[ClaimResult], seconds: float) -> None:

@@ -90,7 +90,7 @@ class RemoteWorkers:
             known.failed += failed
             raise
 
-    async def renew(self, heartbeat: WorkerHeartbeat, lease_for: timedelta) -> HeartbeatReply:
+    async def renew_heartbeat(self, heartbeat: WorkerHeartbeat, lease_for: timedelta) -> HeartbeatReply:
         """Keeps a worker listed whose claim waits. What it has reported since that ``heartbeat`` stays as it is."""
         latest = self.get_worker(heartbeat.worker).reported or heartbeat
         if latest.adds:

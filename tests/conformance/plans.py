@@ -158,6 +158,7 @@ VALUES: dict[str, Any] = {
     "worker": "worker",
     "lease_for": 30_000_000,
     "alive_for": 30_000_000,
+    "adds": False,
     "queue": None,
     "others": BATCH,
     **dict.fromkeys(("max_count", "fill_time", "max_tier"), 1),

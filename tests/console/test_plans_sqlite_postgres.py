@@ -106,7 +106,7 @@ def test_every_statement_of_a_page_has_a_plan_case(home: str, keys: Keys, record
         cases = {*test_plans_sqlite.HOT}
     else:
         cases = {case.name for case in (*test_plans_postgres.CASES, *plans_workflow.CASES)}
-    assert {"find", "find_ended", "overview", "history", "attempts", "lines"} <= used
+    assert {"find", "find_ended", "overview", "history", "attempts", "logs"} <= used
     assert sorted(used - cases - FEW - SEARCHES) == []
 
 

@@ -104,10 +104,10 @@ def requires_loop(method: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(method)
     def checked_call(*args: P.args, **kwargs: P.kwargs) -> T:
         if running_loop() is None:
-            twin = hasattr(getattr(args[0], "sync", None), name)
+            has_blocking_form = hasattr(getattr(args[0], "sync", None), name)
             raise HoldfastError(
                 f"{name}() was called outside an event loop and would never run; await it in an async function"
-                + (f", or use its blocking form: .sync.{name}(…)" if twin else "")
+                + (f", or use its blocking form: .sync.{name}(…)" if has_blocking_form else "")
             )
         return method(*args, **kwargs)
 

@@ -46,7 +46,7 @@ def call(queue: Queue, *words: str, given: str | None = None) -> Result:
 
 
 def answer(queue: Queue, *words: str) -> Any:
-    """What a command prints as JSON."""
+    """Returns the JSON output of a command, which must succeed."""
     called = call(queue, *words)
     assert called.exit_code == 0, called.output
     return json.loads(called.output)

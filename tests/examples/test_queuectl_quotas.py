@@ -1,4 +1,4 @@
-"""What the commands of queuectl may do and use: programs that are allowed, quotas, the sandbox."""
+"""Allowed programs, quotas and the sandbox of queuectl's jobs."""
 
 from __future__ import annotations
 

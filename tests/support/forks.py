@@ -31,8 +31,7 @@ IMPORTED = (
     "uvicorn",
     "fastapi",
 )
-"""What most programs import: nothing that reads the environment of its process while it is imported."""
-
+"""Modules that the fork server imports; none of them reads the environment at import."""
 
 _GLANCE = 0.2
 """Seconds after which who waits looks whether another thread has received what it waits for."""

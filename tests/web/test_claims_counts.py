@@ -1,4 +1,4 @@
-"""What is listed of a worker over HTTP: its latest report, and all that any process has counted of it."""
+"""Running, succeeded and failed jobs of a worker in ``/v1/workers``."""
 
 from __future__ import annotations
 

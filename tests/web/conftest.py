@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.core.clock import ManualClock
 from tests.support.stores import CARRIED, MIGRATED, one_of, stores_of
 from tests.web.client import Api
 
@@ -25,7 +27,16 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def api(home: str) -> Iterator[Api]:
-    """The API of an application with an empty store."""
-    with Api(home) as api:
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def api(home: str, request: pytest.FixtureRequest) -> Iterator[Api]:
+    """The API of an application with an empty store; both by the test's ``clock``, if it has one."""
+    times: dict[str, Any] = {}
+    if "clock" in request.fixturenames:
+        clock = request.getfixturevalue("clock")
+        times = {"clock": clock, "now": clock}
+    with Api(home, **times) as api:
         yield api

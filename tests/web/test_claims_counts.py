@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,18 +10,6 @@ import pytest
 from holdfast.core.clock import ManualClock
 from tests.web.client import Api
 from tests.web.working import ERROR, Worker
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def api(home: str, clock: ManualClock) -> Iterator[Api]:
-    """The API; the test moves its time and its store's."""
-    with Api(home, clock=clock, now=clock) as api:
-        yield api
 
 
 def listed(api: Api) -> tuple[int, int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,18 +14,6 @@ from tests.web.client import Api
 STEP = 0.2507  # seconds the time moves at once
 DELAYS = pytest.mark.parametrize("delay", [0, 20])
 """Seconds between the store's answer and the API's."""
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def api(home: str, clock: ManualClock) -> Iterator[Api]:
-    """The API; the test moves its time and its store's."""
-    with Api(home, clock=clock, now=clock) as api:
-        yield api
 
 
 async def claim_slowly(api: Api, clock: ManualClock, *, wait: int, submit_after: float) -> dict[str, Any]:

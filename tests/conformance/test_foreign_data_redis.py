@@ -209,3 +209,46 @@ async def test_doctor_reports_ids_in_a_ready_list_without_queue_name(store: Stor
         keys.client.execute_command(*command)
     assert await take_ids(store) == ids
     assert [each.level for each in await store.health.doctor() if each.name == "queue names"] == ["ok"]
+
+
+# ── one job with the fewest commands ──────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("name", ["queues", "chunks", "index:0", "counts", "priorities:mail", "ready@5:mail", "seq"])
+async def test_one_submission_moves_a_key_of_another_type_away_and_stores_once(
+    store: Store, keys: Keys, name: str
+) -> None:
+    if name == "seq":
+        keys.rpush(name, "not ours")
+    else:
+        keys.set(name, "not ours")
+
+    (job_id,) = await put(store, new_job(queue="mail", priority=5, payload="x" * 300))
+
+    assert len([each for each in keys.all() if each.startswith(f"{name}:foreign:")]) == 1
+    assert keys.lrange("ready@5:mail", 0, -1) == [job_id]
+    assert (keys.hgetall("counts"), keys.hgetall("index:0")) == ({"queued:mail": "1"}, {"1": job_id})
+    assert (await stored(store, job_id)).payload == "x" * 300
+    assert [job.id for job in await take(store, 10, {"mail": 10})] == [job_id]
+
+
+@pytest.mark.parametrize(("name", "value"), [("counts", "many"), ("seq", "many")])
+async def test_one_submission_replaces_a_number_that_is_none(store: Store, keys: Keys, name: str, value: str) -> None:
+    if name == "seq":
+        keys.set(name, value)
+    else:
+        keys.hset(name, "queued:default", value)
+
+    (job_id,) = await put(store, new_job())
+
+    assert (keys.get("seq"), keys.hgetall("counts")) == ("1", {"queued:default": "1"})
+    assert keys.lrange("ready", 0, -1) == [job_id]
+
+
+async def test_a_known_id_is_stored_once(store: Store, keys: Keys) -> None:
+    job = new_job()
+
+    assert [(await store.queueing.submit([job]))[0].created for _ in range(2)] == [True, False]
+    assert (keys.lrange("ready", 0, -1), keys.get("seq"), keys.hgetall("counts")) == (
+        [job.id],
+        "1",
+        {"queued:default": "1"},
+    )

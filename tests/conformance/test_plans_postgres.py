@@ -69,7 +69,7 @@ CASES = [
     Case("mark_unreadable", (BY_ID,)),
     Case("insert_jobs", ()),
     Case("insert_uniform_jobs", ()),
-    Case("insert_one_job", (), {"ids": [f"00000000-0000-0000-0002-{0:012x}"], "payloads": ["{}"]}),
+    Case("insert_one_job", (), {"id": f"00000000-0000-0000-0002-{0:012x}", "payload": "{}"}),
     Case("insert_keyed_jobs", ()),
     Case("key_owner", ("key_pkey(key)",)),
     Case("unique_keys_of", (BY_ID,)),

@@ -152,7 +152,8 @@ async def test_loss_is_reported_for_acknowledgements_in_any_order() -> None:
             (first,) = await put(store)
             size = server.written_log.stat().st_size
             (second,) = await put(store)
-            pool = NamespacePool(address, now=None, lost=load_scripts("holdfast.stores.redis", "common")["lost_writes"])
+            scripts = load_scripts("holdfast.stores.redis", "basics", "common")
+            pool = NamespacePool(address, now=None, lost=scripts["lost_writes"])
             pool.note_stored(b"2 0", second)
             pool.note_stored(b"1 0", first)
         server.crash_back(size)

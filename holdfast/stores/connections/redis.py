@@ -75,6 +75,7 @@ def load_scripts(package: str, *fragments: str) -> Mapping[str, Script]:
 
     A line ``-- name: settle (partitions, transitions)`` starts a script, ``-- fragment: transitions`` a part that
     several scripts begin with: all of them with ``fragments``, this one with ``partitions`` and ``transitions`` too.
+    ``-- name: submit_one (only basics)`` begins with nothing but ``basics``.
     """
     folder = files(package) / "scripts"
     texts = [entry.read_text(encoding="utf-8") for entry in folder.iterdir() if entry.name.endswith(".lua")]
@@ -83,15 +84,15 @@ def load_scripts(package: str, *fragments: str) -> Mapping[str, Script]:
     scripts = {}
     for part in parts:
         if part["kind"] == "name":
-            begins = [*fragments, *(part["begins"].split(", ") if part["begins"] else ())]
-            text = "".join(bodies[each] for each in (*begins, part["name"]))
+            own = part["begins"].split(", ") if part["begins"] else ()
+            text = "".join(bodies[each] for each in (*(() if part["only"] else fragments), *own, part["name"]))
             sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
             scripts[part["name"]] = Script(part["name"], text, sha)
     return scripts
 
 
 _SCRIPT = re.compile(
-    r"^-- (?P<kind>name|fragment): (?P<name>\w+)(?: \((?P<begins>[\w, ]+)\))?\n"
+    r"^-- (?P<kind>name|fragment): (?P<name>\w+)(?: \((?P<only>only )?(?P<begins>[\w, ]+)\))?\n"
     r"(?P<text>.*?)(?=^-- (?:name|fragment): |\Z)",
     re.MULTILINE | re.DOTALL,
 )

@@ -134,18 +134,25 @@ def are_uniform(jobs: Sequence[NewJob]) -> bool:
 
 def uniform_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
     """Uniform jobs as the parameters of ``insert_uniform_jobs``."""
-    first = jobs[0]
+    ids, payloads = [job.id for job in jobs], [to_text(job.payload) for job in jobs]
+    return {"ids": ids, "payloads": payloads, **_common_columns(jobs[0])}
+
+
+def one_job(job: NewJob) -> dict[str, Any]:
+    """A job as the parameters of ``insert_one_job``."""
+    return {"id": job.id, "payload": to_text(job.payload), **_common_columns(job)}
+
+
+def _common_columns(job: NewJob) -> dict[str, Any]:
     return {
-        "ids": [job.id for job in jobs],
-        "payloads": [to_text(job.payload) for job in jobs],
-        "queue": first.queue,
-        "task": first.task,
-        "rank": -first.priority,
-        "run_at": first.run_at_us,
-        "delay": span_us(first.delay),
-        "max_attempts": first.max_attempts,
-        "options": None if first.options is None else encode_options(first.options),
-        "has_client_id": first.has_client_id,
+        "queue": job.queue,
+        "task": job.task,
+        "rank": -job.priority,
+        "run_at": job.run_at_us,
+        "delay": span_us(job.delay),
+        "max_attempts": job.max_attempts,
+        "options": None if job.options is None else encode_options(job.options),
+        "has_client_id": job.has_client_id,
     }
 
 

@@ -143,11 +143,11 @@ insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created
 select d.id, :queue, :task, d.payload, case when n.run_at <= n.now then 0 else 1 end, :rank, greatest(n.now, n.run_at),
     n.now, :max_attempts, :options, case when :has_client_id then n.now else 0 end
 from (select c.now, coalesce(:run_at, c.now + :delay, c.now) as run_at from (select :now as now offset 0) c offset 0) n
-cross join unnest(:ids::uuid[], :payloads::text[]) as d (id, payload)
+cross join
 
 -- own: insert_uniform_jobs
 -- include: uniform
-;
+unnest(:ids::uuid[], :payloads::text[]) as d (id, payload);
 
 -- fragment: awaits_ready
 -- Whether a process waits for ready jobs, and holds the lock that says so (listener_lock.py).
@@ -188,6 +188,7 @@ select pg_notify(:channel, :payload);
 -- Where a process waits for ready jobs it notifies inside its transaction, unless `channel` is null; then the answer is 'to notify',
 -- and the caller notifies after the commit.
 -- include: uniform
+(select :id::uuid, :payload::text) as d (id, payload)
 returning created_at, case when
 -- include: awaits_ready
 then case when :channel::text is null then 'to notify' else 'notified' || pg_notify(:channel, :notification)::text end

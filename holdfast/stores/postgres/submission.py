@@ -35,6 +35,7 @@ from holdfast.stores.postgres.encoding import (
     is_one_row,
     job_columns,
     key_columns,
+    one_job,
     to_text,
     uniform_columns,
 )
@@ -91,7 +92,7 @@ async def _insert_one(
 ) -> tuple[list[Submitted], bool]:
     sent = notifications.transaction_parameters(f"queue:{job.queue}")
     began = time.monotonic()
-    ((stored_at_us, outcome),) = await fetch(statements["insert_one_job"], **uniform_columns([job]), **sent)
+    ((stored_at_us, outcome),) = await fetch(statements["insert_one_job"], **one_job(job), **sent)
     was_slow = time.monotonic() - began >= RECHECK_SECONDS  # a process that waits by now may have missed the commit
     if sent["channel"] is not None:
         notifications.record_transaction()

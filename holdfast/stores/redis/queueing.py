@@ -56,7 +56,7 @@ from holdfast.stores.redis.limits import PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
-from holdfast.stores.redis.submission import encode_batches, fit_fast_path
+from holdfast.stores.redis.submission import choose_script, encode_batches
 
 _LIMITED = 2  # a script's answer for a success that gave back room of limits
 _LEASE_STATUSES = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
@@ -99,17 +99,12 @@ class RedisQueueing:
         await self._eviction.refuse_evicting(self._pool)
         jobs = await self._limits.bind(jobs)
         batches = list(in_batches(jobs, MAX_BATCH))
-        is_fast = fit_fast_path(jobs)
+        script = choose_script(jobs)
         sent = _Sent()
         try:
-            sent.replies = await self._pool.run_each(
-                self._scripts["submit_fast" if is_fast else "submit"],
-                encode_batches(batches, is_fast, whole=self._pool.address.whole),
-                on_uncertain=sent.mark_uncertain,
-                partly=sent.read_replies,
-                extra=extra_timeout(len(jobs), sum(len(job.payload) for job in jobs)),
-                synced=True,
-            )
+            await self._run_submission(script, batches, sent)
+            if script == "submit_one" and sent.replies == [[0]]:
+                await self._run_submission("submit_fast", batches, sent)
         except Unavailable as error:
             outcome = perhaps_stored(error) if sent.is_uncertain else error
             if any(isinstance(reply, list) for reply in sent.replies):
@@ -124,6 +119,16 @@ class RedisQueueing:
             if isinstance(reply, bytes):
                 raise refused_submission(reply)
         return answers
+
+    async def _run_submission(self, script: str, batches: Sequence[Sequence[NewJob]], sent: _Sent) -> None:
+        sent.replies = await self._pool.run_each(
+            self._scripts[script],
+            encode_batches(batches, script, whole=self._pool.address.whole),
+            on_uncertain=sent.mark_uncertain,
+            partly=sent.read_replies,
+            extra=extra_timeout(sum(map(len, batches)), sum(len(job.payload) for batch in batches for job in batch)),
+            synced=True,
+        )
 
     def _answers(self, batches: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
         """Outcome of each job; a refused batch is not stored."""

@@ -33,7 +33,7 @@ class RedisStore(ServerStore["_OpenedRedis"]):
         self.url = self.address.server.shown
         self.now = now
         self.eviction = EvictionWatch()
-        self.scripts = load_scripts("holdfast.stores.redis", "common")
+        self.scripts = load_scripts("holdfast.stores.redis", "basics", "common")
 
     def _opening(self) -> _OpenedRedis:
         return _OpenedRedis(self)

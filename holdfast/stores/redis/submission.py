@@ -20,14 +20,20 @@ _encode = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
 
 
-def fit_fast_path(jobs: Sequence[NewJob]) -> bool:
-    """Returns True if ``submit_fast`` can store these jobs: without extras and limits, with ids of ours."""
-    return not any(job.has_extras or job.partition is not None or job.has_client_id for job in jobs)
+def choose_script(jobs: Sequence[NewJob]) -> str:
+    """Returns the fastest script that can store these jobs: ``submit_one``, ``submit_fast`` or ``submit``."""
+    if any(job.has_extras or job.partition is not None or job.has_client_id for job in jobs):
+        return "submit"
+    is_one = len(jobs) == 1 and jobs[0].delay is None and jobs[0].run_at_us is None
+    return "submit_one" if is_one else "submit_fast"
 
 
-def encode_batches(batches: Sequence[Sequence[NewJob]], is_fast: bool, *, whole: bool) -> list[list[Argument]]:
-    """Each batch as arguments of ``submit_fast``, or of ``submit``."""
-    if is_fast:
+def encode_batches(batches: Sequence[Sequence[NewJob]], script: str, *, whole: bool) -> list[list[Argument]]:
+    """Each batch as arguments of this script."""
+    if script == "submit_one":
+        ((job,),) = batches
+        return [[job.id, spec_text(job), job.queue, job.priority, job.payload, "1" if whole else "0"]]
+    if script == "submit_fast":
         return [encode_fast_submission(batch, whole=whole) for batch in batches]
     related = zip(batches, find_earlier_keys(batches), find_complete_batches(batches), strict=True)
     return [

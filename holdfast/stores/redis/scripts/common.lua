@@ -1,6 +1,6 @@
--- fragment: common
--- Prologue of every script. A script `-- name: NAME (A, B)` also has the fragments A and B, of any file, before it, and
--- uses their locals. KEYS: prefix, schedule, ready, leases, job. ARGV[1]: microseconds since 1970, or "" for the server's
+-- fragment: basics
+-- Prologue of every script, with `common`. A script `-- name: NAME (A, B)` also has the fragments A and B, of any file, before
+-- it, and uses their locals; `(only A)` has nothing but A. KEYS: prefix, schedule, ready, leases, job. ARGV[1]: microseconds since 1970, or "" for the server's
 -- clock. ARGV[2]: the caller, which ignores its own notifications. Scripts never parse payloads.
 --
 -- In the hash of a job `dueTime` is `run_at`, `pickupTime` `started_at` and `endTime` `ended_at`: programs of other authors read these names.
@@ -13,10 +13,6 @@ local PREFIX, SCHEDULE, READY, LEASES, JOB = KEYS[1], KEYS[2], KEYS[3], KEYS[4],
 local call, unpack = redis.call, unpack
 local PIECE_BYTES, MAX_PIECES = 64, 8 -- longer values cost a hash its compact encoding
 local INDEX_CHUNK = 64 -- jobs per chunk of the index
-local MERGE_WINDOW = 2000 -- ids at an end of a ready list that one script sorts
-local MAX_BATCH = 200 -- jobs one script handles
-local MAX_FAILURES = 10000 -- failed attempts stored for readers of job events
-local NEVER = '253402300799000000' -- `run_at` of a job that waits without a deadline: the end of the year 9999
 
 local now
 if ARGV[1] ~= '' then
@@ -32,6 +28,46 @@ end
 
 local NOW = int(now)
 
+-- ── keys and fields ─────────────────────────────────────────────────────────────────────────────────────────────
+local function schedule_key(queue)
+    return queue == 'default' and SCHEDULE or SCHEDULE .. ':' .. queue
+end
+
+local function ready_key(queue, priority)
+    local key = priority == '0' and READY or READY .. '@' .. priority
+    return queue == 'default' and key or key .. ':' .. queue
+end
+
+local function priorities_key(queue)
+    return PREFIX .. 'priorities:' .. queue
+end
+
+local function quarantine_key(queue)
+    return PREFIX .. 'quarantine:' .. queue
+end
+
+local function index_key(seq)
+    return PREFIX .. 'index:' .. int(math.floor(seq / INDEX_CHUNK))
+end
+
+local function append_pieces(fields, field, text, whole) -- splits values of 65 to 512 bytes; `whole`: never
+    if whole or #text <= PIECE_BYTES or #text > PIECE_BYTES * MAX_PIECES then
+        fields[#fields + 1] = field
+        fields[#fields + 1] = text
+        return
+    end
+    for n = 0, math.floor((#text - 1) / PIECE_BYTES) do
+        fields[#fields + 1] = n == 0 and field or field .. n
+        fields[#fields + 1] = string.sub(text, n * PIECE_BYTES + 1, (n + 1) * PIECE_BYTES)
+    end
+end
+
+-- fragment: common
+local MERGE_WINDOW = 2000 -- ids at an end of a ready list that one script sorts
+local MAX_BATCH = 200 -- jobs one script handles
+local MAX_FAILURES = 10000 -- failed attempts stored for readers of job events
+local NEVER = '253402300799000000' -- `run_at` of a job that waits without a deadline: the end of the year 9999
+
 local function to_number(text)
     return tonumber(text or 0) or 0
 end
@@ -40,7 +76,7 @@ local function allow_when_full()
     call('DEL', PREFIX .. 'nothing')
 end
 
--- ── keys ────────────────────────────────────────────────────────────────────────────────────────────────────────
+-- ── anomalies ────────────────────────────────────────────────────────────────────────────────────────────────────
 local anomalies = {} -- entries and keys that are not ours: kind → number
 
 local function count_anomaly(what)
@@ -65,27 +101,6 @@ end
 -- Tells a repair under way of a change that no counter shows: it watches this key, and the others of `_WATCHED` in Python.
 local function note_change()
     safe_call('SET', PREFIX .. 'changes', NOW, 'GET') -- GET: an error, not a loss, where another program has a list there
-end
-
-local function schedule_key(queue)
-    return queue == 'default' and SCHEDULE or SCHEDULE .. ':' .. queue
-end
-
-local function ready_key(queue, priority)
-    local key = priority == '0' and READY or READY .. '@' .. priority
-    return queue == 'default' and key or key .. ':' .. queue
-end
-
-local function priorities_key(queue)
-    return PREFIX .. 'priorities:' .. queue
-end
-
-local function quarantine_key(queue)
-    return PREFIX .. 'quarantine:' .. queue
-end
-
-local function index_key(seq)
-    return PREFIX .. 'index:' .. int(math.floor(seq / INDEX_CHUNK))
 end
 
 -- ── one job ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,18 +141,6 @@ local function set_partition_field(id, spec_text, partition_field) -- returns th
         call('HSET', JOB .. id, 'partition', partition_field)
     end
     return spec_text
-end
-
-local function append_pieces(fields, field, text, whole) -- splits values of 65 to 512 bytes; `whole`: never
-    if whole or #text <= PIECE_BYTES or #text > PIECE_BYTES * MAX_PIECES then
-        fields[#fields + 1] = field
-        fields[#fields + 1] = text
-        return
-    end
-    for n = 0, math.floor((#text - 1) / PIECE_BYTES) do
-        fields[#fields + 1] = n == 0 and field or field .. n
-        fields[#fields + 1] = string.sub(text, n * PIECE_BYTES + 1, (n + 1) * PIECE_BYTES)
-    end
 end
 
 local function join_pieces(id, field, text) -- inverse of `append_pieces`

@@ -588,6 +588,44 @@ local function store_batch(from)
     return answers
 end
 
+-- name: submit_one (only basics)
+-- `submit_fast` for one job that is ready at once: most of the time of a script goes into defining functions and tables, and
+-- this one has few. ARGV from 3 on: id, spec, queue, priority, payload, "1" to keep it in one piece, else "0". Returns 1 and
+-- what `store_batch` adds. Returns 0 and stores nothing where it is known or a key has another type or another value than
+-- ours: `submit_fast` finds out and mends that.
+local id, queue, priority, payload = ARGV[3], ARGV[5], ARGV[6], ARGV[7]
+local seq = tonumber(redis.pcall('GET', PREFIX .. 'seq') or 0)
+if not seq or call('EXISTS', JOB .. id) == 1 then
+    return { 0 }
+end
+seq = seq + 1
+
+local function fails(...)
+    return type(redis.pcall(...)) == 'table'
+end
+
+local chunk, counts, counter = int(math.floor(seq / INDEX_CHUNK)), PREFIX .. 'counts', 'queued:' .. queue
+if fails('ZADD', PREFIX .. 'queues', 0, queue) or fails('ZADD', PREFIX .. 'chunks', chunk, chunk)
+    or priority ~= '0' and fails('ZADD', priorities_key(queue), -priority, priority)
+    or fails('HSET', PREFIX .. 'index:' .. chunk, seq, id) or fails('HINCRBY', counts, counter, 1)
+then
+    return { 0 }
+elseif fails('RPUSH', ready_key(queue, priority), id) then
+    call('HINCRBY', counts, counter, -1)
+    return { 0 }
+end
+if #payload <= PIECE_BYTES then
+    call('HSET', JOB .. id, 'state', 'queued', 'spec', ARGV[4], 'dueTime', NOW, 'seq', seq, 'payload', payload)
+else
+    local fields = { 'state', 'queued', 'spec', ARGV[4], 'dueTime', NOW, 'seq', seq }
+    append_pieces(fields, 'payload', payload, ARGV[8] == '1')
+    call('HSET', JOB .. id, unpack(fields))
+end
+seq = int(seq)
+call('SET', PREFIX .. 'seq', seq)
+call('PUBLISH', PREFIX .. 'ready_jobs', ARGV[2] .. '\nqueue:' .. queue)
+return { 1, seq .. ' ' .. NOW }
+
 -- name: submit_fast (due_times, storing)
 -- `submit` for jobs without extras ("x") and limits. Returns per job 1 (created) or 0 (known), and what `store_batch` adds.
 read_specs(3)

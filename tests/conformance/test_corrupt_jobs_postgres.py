@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from holdfast.core.clock import ManualClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import JobState
@@ -112,3 +113,14 @@ async def test_lease_of_a_job_whose_state_was_changed_by_hand_allows_nothing(sto
     assert reply.statuses == [LeaseStatus.LOST]
     assert [each.accepted for each in await store.queueing.settle([ending(job), ending(other)])] == [False, True]
     assert not (await settle(store, job)).accepted
+
+
+async def test_expiries_of_jobs_deleted_by_hand_do_not_block_others(store: Store, clock: ManualClock) -> None:
+    gone = await put(store, *[new_job(expires_in=LEASE) for _ in range(3)])
+    (job_id,) = await put(store, new_job(expires_in=LEASE * 2))
+    with session(store.url) as other:
+        other.execute("delete from job where id = any(%s)", [gone])
+        other.commit()
+    clock.advance(10 * LEASE.total_seconds())
+
+    assert [each.job_id for each in await store.maintenance.expire_unstarted(limit=3)] == [job_id]

@@ -123,9 +123,9 @@ class _EventReader:
             page = await self._store.query.events(self.mark, limit=_PAGE_SIZE, max_age=_MAX_AGE)
         except Invalid:
             raise Invalid("cursor", self.mark, _CURSOR_REMEDY) from None
-        if page.gap and not page.endings:
+        if page.gap and not page.events:
             raise Invalid("cursor", self.mark, _CURSOR_REMEDY)
-        ends = {each.job_id: each for each in page.endings if each.state in TERMINAL}
+        ends = {each.job_id: each for each in page.events if each.state in TERMINAL}
         fresh = {id: end for id, end in ends.items() if _key_of(end) not in self._delivered}
         summaries = await self._store.query.summaries([*fresh])
         tagged = [job.id for job in summaries if job is not None and self._tag in job.options_or_default.tags]
@@ -136,12 +136,12 @@ class _EventReader:
 
     def go_on(self, page: JobEvents, keys: dict[bytes, int]) -> None:
         """Moves behind a page. Remembers the keys of ends that may come again, with their instants."""
-        self.mark = page.mark
+        self.mark = page.cursor
         if page.is_exact:  # only what the cursor named may come again, until it has
-            came = {_key_of(each) for each in page.endings}
+            came = {_key_of(each) for each in page.events}
             self._delivered = {key: at for key, at in self._delivered.items() if page.more and key not in came}
             return
-        self._last_us = max([self._last_us, *(each.ended_at_us for each in page.endings)])
+        self._last_us = max([self._last_us, *(each.ended_at_us for each in page.events)])
         known = self._delivered | keys
         if not page.more:
             known = {key: self._last_us if at == _UNKNOWN else at for key, at in known.items()}

@@ -439,16 +439,16 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of job events, in about the order of their instants. ``mark``: the cursor of the next page.
+    """A page of job events, in about the order of their instants. ``cursor``: where the next page begins.
 
     ``public_cursor``: an instant, for readers that may not see every job. The next page may repeat its events.
     """
 
-    endings: list[JobEvent]
-    mark: str
+    events: list[JobEvent]
+    cursor: str
     public_cursor: str
     more: bool = False  # False: the page has all there was when it was read
-    is_exact: bool = False  # pages after ``mark`` repeat none of these events
+    is_exact: bool = False  # pages after ``cursor`` repeat none of these events
     gap: bool = False  # the cursor is too old, or of another store: the stream restarts at the present
 
 

@@ -258,10 +258,10 @@ class Query(Protocol):
         """The last jobs that died, and those of the last failures (Redis: within an hour) that wait to be retried."""
 
     async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
-        """Returns ended jobs and failed attempts after a mark or an instant (microseconds); None: from now on.
+        """Returns ended jobs and failed attempts after a cursor or an instant (microseconds); None: from now on.
         Passes nothing by, however late its transaction is committed, but what was replayed, deleted or pruned before
-        anybody asked, and what ended longer than ``max_age`` ago: nothing leads back further, even an invented mark.
-        May repeat events of about the last second. An older mark than ``max_age`` is a gap; Invalid for other text."""
+        anybody asked, and what ended longer than ``max_age`` ago: nothing leads back further, even an invented cursor.
+        May repeat events of about the last second. A cursor older than ``max_age`` is a gap; Invalid for other text."""
 
 
 class Health(Protocol):

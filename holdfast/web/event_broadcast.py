@@ -35,10 +35,10 @@ class SeenEvents:
     def __init__(self) -> None:
         self._keys: OrderedDict[tuple[str, int, str], None] = OrderedDict()
 
-    def filter_new(self, endings: Iterable[JobEvent]) -> list[JobEvent]:
+    def filter_new(self, events: Iterable[JobEvent]) -> list[JobEvent]:
         """Returns the events that were not seen yet."""
         found = []
-        for each in endings:
+        for each in events:
             key = each.job_id, each.claims, each.state
             if key not in self._keys:
                 self._keys[key] = None
@@ -88,7 +88,7 @@ class EventBroadcaster:
         self._start_lock = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
         self._sent = SeenEvents()
-        self._mark = ""
+        self._cursor = ""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.public_cursor = ""
         """Position up to which every subscriber has all events."""
@@ -106,23 +106,23 @@ class EventBroadcaster:
         finally:
             self._subscribers.discard(subscriber)
 
-    async def read_missed(self, name: str, mark: str | None) -> JobEvents:
-        """Returns the events after a client's mark. Each caller, by name, has one read at a time. If there is more, a
+    async def read_missed(self, name: str, cursor: str | None) -> JobEvents:
+        """Returns the events after a client's cursor. Each caller, by name, has one read at a time. If there is more, a
         pause as long as the read follows: a key whose streams match few events cannot overload the store."""
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
             begun = self._app.clock.monotonic()
             store = await self._app.open_store()
-            page = await store.query.events(mark, limit=_PAGE_SIZE, max_age=_REPLAY_WINDOW)
+            page = await store.query.events(cursor, limit=_PAGE_SIZE, max_age=_REPLAY_WINDOW)
             if page.more:
                 await asyncio.sleep(self._app.clock.monotonic() - begun)
         return page
 
     async def _start_reading(self) -> None:
-        """Starts at a mark of the store: a client's mark may be forged, and skip events of other subscribers."""
+        """Starts at a cursor of the store: a client's cursor may be forged, and skip events of other subscribers."""
         store = await self._app.open_store()
         begin = await store.query.events(None, limit=_PAGE_SIZE, max_age=_REPLAY_WINDOW)
-        self._mark, self.public_cursor, self._sent = begin.mark, begin.public_cursor, SeenEvents()
+        self._cursor, self.public_cursor, self._sent = begin.cursor, begin.public_cursor, SeenEvents()
         self._reading = asyncio.create_task(self._read_while_subscribed(), name="holdfast-feed")
 
     async def _read_while_subscribed(self) -> None:
@@ -134,15 +134,15 @@ class EventBroadcaster:
 
     async def _read_page(self) -> None:
         store = await self._app.open_store()
-        page = await store.query.events(self._mark, limit=_PAGE_SIZE, max_age=_TX_WINDOW)
-        self._mark, self.public_cursor = page.mark, page.public_cursor
-        fresh = msgspec.structs.replace(page, endings=self._sent.filter_new(page.endings))
-        if fresh.endings or fresh.gap:
+        page = await store.query.events(self._cursor, limit=_PAGE_SIZE, max_age=_TX_WINDOW)
+        self._cursor, self.public_cursor = page.cursor, page.public_cursor
+        fresh = msgspec.structs.replace(page, events=self._sent.filter_new(page.events))
+        if fresh.events or fresh.gap:
             for subscriber in self._subscribers:
                 subscriber.put(fresh)
         if not page.more:
             await store.queueing.wait(["job:*"], timeout=_POLL_INTERVAL)
-            await asyncio.sleep(_BUSY_PAUSE if len(page.endings) > _BUSY_SIZE else _MIN_PAUSE)
+            await asyncio.sleep(_BUSY_PAUSE if len(page.events) > _BUSY_SIZE else _MIN_PAUSE)
 
 
 class EventBroadcasters:

@@ -93,12 +93,12 @@ class _Stream:
         """Yields missed events, then new events."""
         yield self._render(page) or _position(page.public_cursor)
         while page.more and self._is_open():
-            page = await self.events_after(page.mark)
+            page = await self.events_after(page.cursor)
             yield self._render(page) or _position(page.public_cursor)
         async with self._broadcaster.subscribe_from() as subscriber:
             more = True
             while more and self._is_open():  # once more: events before the subscription
-                page = await self.events_after(page.mark)
+                page = await self.events_after(page.cursor)
                 more = page.more
                 yield self._render(page)
             async for chunk in self._live(subscriber):
@@ -118,9 +118,9 @@ class _Stream:
                 yield b": still here\n" + _position(latest.public_cursor)
                 keepalive_at = clock.monotonic() + _KEEPALIVE
 
-    async def events_after(self, mark: str | None) -> JobEvents:
-        """Returns the page of events after a mark."""
-        return await self._broadcaster.read_missed(self._name, mark)
+    async def events_after(self, cursor: str | None) -> JobEvents:
+        """Returns the page of events after a cursor."""
+        return await self._broadcaster.read_missed(self._name, cursor)
 
     def _is_open(self) -> bool:
         """Returns True if the stream's time is not over and its key is still valid."""
@@ -129,7 +129,7 @@ class _Stream:
     def _render(self, page: JobEvents) -> bytes:
         """Renders the events of a page, the last one with the position to resume from; empty if none matches."""
         parts = [_GAP] if page.gap else []
-        parts += [self._event(each) for each in self._sent.filter_new(page.endings) if self._matches(each)]
+        parts += [self._event(each) for each in self._sent.filter_new(page.events) if self._matches(each)]
         if not parts:
             return b""
         return b"".join([*parts[:-1], b"id: " + page.public_cursor.encode() + b"\n", parts[-1]])

@@ -250,19 +250,19 @@ class EventReader:
 
     def __init__(self, store: Store, limit: int = 500, within: timedelta = timedelta(hours=1)) -> None:
         self.store, self.limit, self.max_age = store, limit, within
-        self.mark = ""
+        self.cursor = ""
         self.gap = False
 
     async def begin(self) -> None:
-        self.mark = (await self.store.query.events(None, limit=self.limit, max_age=self.max_age)).mark
+        self.cursor = (await self.store.query.events(None, limit=self.limit, max_age=self.max_age)).cursor
 
     async def new_events(self) -> list[JobEvent]:
         """Returns the events since the last call."""
         found: list[JobEvent] = []
         while True:
-            page = await self.store.query.events(self.mark, limit=self.limit, max_age=self.max_age)
-            self.mark, self.gap = page.mark, page.gap
-            found += page.endings
+            page = await self.store.query.events(self.cursor, limit=self.limit, max_age=self.max_age)
+            self.cursor, self.gap = page.cursor, page.gap
+            found += page.events
             if not page.more:
                 return found
 

@@ -55,14 +55,14 @@ async def test_new_attempt_event_reads_no_earlier_attempts(store: Store, home: s
     keys.client.rpush(f"{keys.prefix}attempts:{job.id}", *["record"] * 100_000)
     event_reader = EventReader(store)
     await event_reader.begin()
-    begun = event_reader.mark
+    begun = event_reader.cursor
     clock.advance(1)
     await store.queueing.settle([failing(job)])
 
     took = []
     for _ in range(5):
         keys.client.config_resetstat()
-        event_reader.mark = begun
+        event_reader.cursor = begun
         assert [each.job_id for each in await event_reader.new_events()] == [job.id]
         took.append(keys.client.info("commandstats")["cmdstat_lrange"]["usec_per_call"])
 

@@ -214,18 +214,20 @@ async def test_silence_is_no_absence(store: Store, clock: ManualClock, event_rea
     assert (brief(await event_reader.new_events()), event_reader.gap) == ([(job_id, JobState.SUCCEEDED)], False)
 
 
-@pytest.mark.parametrize("mark", ["", "no", "1.2.3.4.5.6.x", "9" * 40, "1.1~1.1", "-1.-1", "1.1.1-", "٣.٣", "a" * 5000])
-async def test_what_is_no_mark_is_refused(store: Store, mark: str) -> None:
+@pytest.mark.parametrize(
+    "cursor", ["", "no", "1.2.3.4.5.6.x", "9" * 40, "1.1~1.1", "-1.-1", "1.1.1-", "٣.٣", "a" * 5000]
+)
+async def test_what_is_no_cursor_is_refused(store: Store, cursor: str) -> None:
     with pytest.raises(Invalid, match="after: "):
-        await store.query.events(mark, limit=10, max_age=HOUR)
+        await store.query.events(cursor, limit=10, max_age=HOUR)
 
 
 async def test_cursor_that_was_never_issued_is_harmless(
     store: Store, clock: ManualClock, event_reader: EventReader
 ) -> None:
     job_id = await ended(store, JobState.SUCCEEDED)
-    for mark in ("0.0", "1.99999999999999999", f"{clock()}.{10**16}", f"{clock() + 10**12}.1"):
-        await store.query.events(mark, limit=10, max_age=HOUR)
+    for cursor in ("0.0", "1.99999999999999999", f"{clock()}.{10**16}", f"{clock() + 10**12}.1"):
+        await store.query.events(cursor, limit=10, max_age=HOUR)
 
     assert brief(await event_reader.new_events()) == [(job_id, JobState.SUCCEEDED)]
     assert await store.query.count(JobFilter()) == 1
@@ -239,7 +241,7 @@ async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: M
     clock.advance(2 * 3600)
     recent = await ended(store, JobState.SUCCEEDED)
     clock.advance(5)
-    now, top = clock(), (await store.query.events(None, limit=10, max_age=HOUR)).mark.split(".")[1]
+    now, top = clock(), (await store.query.events(None, limit=10, max_age=HOUR)).cursor.split(".")[1]
     reported: set[str] = set()
     for made_up in (
         f"{now}.0",
@@ -251,7 +253,7 @@ async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: M
         f"{now}.4.1-{10**8}~{now}.{top}~1.{recent}.0",
     ):
         event_reader = EventReader(store)
-        event_reader.mark = made_up
+        event_reader.cursor = made_up
         try:
             found = {each.job_id for each in await event_reader.new_events()}
         except Invalid:
@@ -268,14 +270,14 @@ async def test_a_bookmark_names_no_job_and_passes_nothing_by(
     await store.admin.cancel(jobs[:4])  # at one instant
     clock.advance(5)
     await store.admin.cancel(jobs[4:])
-    mark, reported, more = event_reader.mark, set(), True
+    cursor, reported, more = event_reader.cursor, set(), True
     while more:
-        page = await store.query.events(mark, limit=1, max_age=HOUR)
-        mark, more = page.mark, page.more
-        reported |= {each.job_id for each in page.endings}
+        page = await store.query.events(cursor, limit=1, max_age=HOUR)
+        cursor, more = page.cursor, page.more
+        reported |= {each.job_id for each in page.events}
         assert not [job_id for job_id in jobs if job_id in page.public_cursor]
         other = EventReader(store, limit=1)
-        other.mark = page.public_cursor
+        other.cursor = page.public_cursor
         assert reported | {each.job_id for each in await other.new_events()} == set(jobs)
 
 
@@ -284,11 +286,11 @@ async def test_last_page_includes_ends_since_the_first(
 ) -> None:
     jobs = await put(store, *[new_job() for _ in range(7)])
     await store.admin.cancel(jobs[:3])
-    first = await store.query.events(event_reader.mark, limit=2, max_age=HOUR)
+    first = await store.query.events(event_reader.cursor, limit=2, max_age=HOUR)
     clock.advance(5)
     await store.admin.cancel(jobs[3:])
-    event_reader.mark, event_reader.limit = first.mark, 2
-    assert {each.job_id for each in (*first.endings, *await event_reader.new_events())} == set(jobs)
+    event_reader.cursor, event_reader.limit = first.cursor, 2
+    assert {each.job_id for each in (*first.events, *await event_reader.new_events())} == set(jobs)
 
 
 async def test_a_wait_for_any_ending_ends_with_one(store: Store, opener: Opener) -> None:

@@ -143,7 +143,7 @@ async def test_a_transaction_is_known_by_its_begin(store: Store, clock: ManualCl
         number = int(await link.fetchval("select pg_current_xact_id()::text"))
         before = clock()
         clock.advance(60)
-        seen = SnapshotCursor.read((await begun(store, clock)).mark).seen
+        seen = SnapshotCursor.read((await begun(store, clock)).cursor).seen
     assert abs(seen.running[number] - before) < 30_000_000
 
 
@@ -208,8 +208,8 @@ async def _slowly(link: Any, store: Store, clock: ManualClock, job: Job, chance:
 
 async def test_a_mark_of_another_server_is_a_gap(store: Store, clock: ManualClock) -> None:
     event_reader = await begun(store, clock)
-    at, top, *_ = event_reader.mark.split(".")
-    event_reader.mark = f"{at}.{int(top) + 10**9}"
+    at, top, *_ = event_reader.cursor.split(".")
+    event_reader.cursor = f"{at}.{int(top) + 10**9}"
 
     assert (await event_reader.new_events(), event_reader.gap) == ([], True)
 

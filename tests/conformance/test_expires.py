@@ -154,15 +154,15 @@ async def test_delivered_id_of_an_expired_job_is_refused(store: Store, clock: Ma
 
 
 async def test_expired_job_wakes_its_waiters_and_shows_as_event(store: Store, clock: ManualClock) -> None:
-    mark = (await store.query.events(None, limit=10, max_age=HOUR)).mark
+    cursor = (await store.query.events(None, limit=10, max_age=HOUR)).cursor
     job_id = await put_expiring(store)
     clock.advance(60)
     await store.maintenance.expire_unstarted(limit=10)
 
     await store.queueing.wait([f"job:{job_id}"], timeout=30)
-    found = await store.query.events(mark, limit=10, max_age=HOUR)
+    found = await store.query.events(cursor, limit=10, max_age=HOUR)
 
-    assert [(each.job_id, each.state, each.reason) for each in found.endings] == [
+    assert [(each.job_id, each.state, each.reason) for each in found.events] == [
         (job_id, JobState.CANCELLED, Reason.EXPIRED)
     ]
 

@@ -42,7 +42,7 @@ def ending(number: int) -> JobEvent:
 
 
 def piece(*numbers: int) -> JobEvents:
-    return JobEvents(endings=[ending(number) for number in numbers], mark="1.1", public_cursor="1.1")
+    return JobEvents(events=[ending(number) for number in numbers], cursor="1.1", public_cursor="1.1")
 
 
 # ── who follows ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -55,7 +55,7 @@ class EventCursor(NamedTuple):
     def events_until(self, events: list[JobEvent], *, more: bool = False, gap: bool = False) -> JobEvents:
         """Returns the events up to this position."""
         outside = self if self.job_id in (None, LAST) else self._replace(job_id=FIRST_ID, claims=0)
-        return JobEvents(endings=events, mark=str(self), public_cursor=str(outside), more=more, gap=gap)
+        return JobEvents(events=events, cursor=str(self), public_cursor=str(outside), more=more, gap=gap)
 
     def is_gap(self, now_us: int, max_age: timedelta) -> bool:
         """Returns True if the cursor is older than ``max_age``, or was not issued by this store."""
@@ -67,15 +67,15 @@ def position_of(event: JobEvent) -> EventPosition:
     return event.ended_at_us, event.job_id, event.claims
 
 
-def slice_events(mark: EventCursor, found: list[JobEvent], limit: int, now_us: int) -> JobEvents:
-    """Returns the first ``limit`` of the events found behind a mark, in order. ``found`` may have one more."""
+def slice_events(cursor: EventCursor, found: list[JobEvent], limit: int, now_us: int) -> JobEvents:
+    """Returns the first ``limit`` of the events found behind a cursor, in order. ``found`` may have one more."""
     if len(found) > limit:
         return EventCursor(now_us, *position_of(found[limit - 1])).events_until(found[:limit], more=True)
     if not found:
-        return mark._replace(read_at_us=now_us).events_until([])
-    return EventCursor(now_us, max(mark.at, found[-1].ended_at_us)).events_until(found)
+        return cursor._replace(read_at_us=now_us).events_until([])
+    return EventCursor(now_us, max(cursor.at, found[-1].ended_at_us)).events_until(found)
 
 
 def not_a_mark(text: str) -> Invalid:
-    """Returns the error for an invalid mark."""
+    """Returns the error for an invalid cursor."""
     return Invalid("after", text, "give the id of an event, unchanged")

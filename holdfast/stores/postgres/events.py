@@ -20,7 +20,7 @@ from holdfast.stores.postgres.pool import PostgresPool
 
 LAG_US = 10_000_000
 """Microseconds from the begin of a statement until its transaction has its xid, at most: the longest statement."""
-_AHEAD_US = 60_000_000  # how far ahead of the clock a mark may be: the clock was set back
+_AHEAD_US = 60_000_000  # how far ahead of the clock a cursor may be: the clock was set back
 _SNAPSHOT = r"\d{1,17}\.\d{1,18}(?:\.\d{1,18}-\d{1,17}){0,2000}"
 _JOB = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _MARK = re.compile(rf"({_SNAPSHOT})(?:~({_SNAPSHOT})~(\d{{1,17}})\.({_JOB})\.(\d{{1,18}}))?", re.ASCII)
@@ -97,7 +97,7 @@ class SnapshotCursor(NamedTuple):
         """Returns the events up to this position, without attempts of jobs that are being deleted."""
         outside = self._replace(position=(self.position[0], FIRST_ID, 0))
         stored = [each for each in found if each.task]
-        return JobEvents(endings=stored, mark=str(self), public_cursor=str(outside), more=more, is_exact=True, gap=gap)
+        return JobEvents(events=stored, cursor=str(self), public_cursor=str(outside), more=more, is_exact=True, gap=gap)
 
     def is_gap(self, at: int, number: int, earliest: int) -> bool:
         """Returns True if the cursor is before ``earliest``, or was not issued by this server."""
@@ -113,20 +113,20 @@ class Feed:
         self._sql = statements
 
     async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
-        mark = None if after is None else SnapshotCursor.read(after)
+        cursor = None if after is None else SnapshotCursor.read(after)
         ((at, number),) = await self._pool.fetch(self._sql["assign_xid"])
         earliest = at - max_age // MICROSECOND
-        if mark is None or mark.is_gap(at, number, earliest):
+        if cursor is None or cursor.is_gap(at, number, earliest):
             begin = await self._initial_snapshot(at, number, earliest)
-            return SnapshotCursor(begin).events_until([], gap=mark is not None)
-        shown = mark.shown or mark.seen.followed_by(at, *await self._running())
-        found = await self._between(mark, shown, earliest - LAG_US, limit + 1)
+            return SnapshotCursor(begin).events_until([], gap=cursor is not None)
+        shown = cursor.shown or cursor.seen.followed_by(at, *await self._running())
+        found = await self._between(cursor, shown, earliest - LAG_US, limit + 1)
         if len(found) > limit:
-            return SnapshotCursor(mark.seen, shown, position_of(found[limit - 1])).events_until(
+            return SnapshotCursor(cursor.seen, shown, position_of(found[limit - 1])).events_until(
                 found[:limit], more=True
             )
         # After an earlier read's snapshot the present is not reached: another one shows what has ended since.
-        return SnapshotCursor(shown).events_until(found, more=mark.shown is not None)
+        return SnapshotCursor(shown).events_until(found, more=cursor.shown is not None)
 
     async def _initial_snapshot(self, at: int, number: int, earliest: int) -> TransactionSnapshot:
         """Returns the snapshot from which a new reader starts. A transaction writes no instant before its begin; if
@@ -164,9 +164,9 @@ class Feed:
         return JobStats(groups, max_count)
 
     async def _between(
-        self, mark: SnapshotCursor, shown: TransactionSnapshot, earliest: int, limit: int
+        self, cursor: SnapshotCursor, shown: TransactionSnapshot, earliest: int, limit: int
     ) -> list[JobEvent]:
-        seen, (at, job_id, claims) = mark.seen, mark.position
+        seen, (at, job_id, claims) = cursor.seen, cursor.position
         rows = await self._pool.fetch(
             self._sql["events"],
             low=max(seen.earliest_visible(shown), at, earliest),

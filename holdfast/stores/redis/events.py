@@ -19,16 +19,16 @@ class RedisQuery(Read):
     """The verbs, over the store's scripts."""
 
     async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
-        """Returns the events after a mark. A batch ends with an instant: it may exceed ``limit``."""
+        """Returns the events after a cursor. A batch ends with an instant: it may exceed ``limit``."""
         if after is None:
             return _from_now(await self.server_time_us())
-        mark = EventCursor.read(after)
-        behind, _, _ = mark.start_position(0)
+        cursor = EventCursor.read(after)
+        behind, _, _ = cursor.start_position(0)
         back = max_age // MICROSECOND + OVERLAP_US
         size = _BATCH
         while True:
             now_us, gone, *kinds = await self._pool.run(self._scripts["events"], behind, size, back)
-            if mark.is_gap(int(now_us), max_age):
+            if cursor.is_gap(int(now_us), max_age):
                 return _from_now(int(now_us), gap=True)
             until, more = _until(kinds, size)
             if until is not None:
@@ -37,7 +37,7 @@ class RedisQuery(Read):
         found = sorted(await self._events_of(kinds, until), key=position_of)
         if more:
             return EventCursor(int(now_us), until, LAST).events_until(found, more=True, gap=bool(gone))
-        drained = EventCursor(int(now_us), until) if until else mark._replace(read_at_us=int(now_us))
+        drained = EventCursor(int(now_us), until) if until else cursor._replace(read_at_us=int(now_us))
         return drained.events_until(found, gap=bool(gone))
 
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:

@@ -254,7 +254,7 @@ class UlidQuery(ForwardingQuery):
 
     async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
         page = await self._inner.events(after, limit=limit, max_age=max_age)
-        return replace(page, endings=[_read_event(each) for each in page.endings])
+        return replace(page, events=[_read_event(each) for each in page.events])
 
     async def get(self, job_id: str) -> Job | None:
         job = await self._inner.get(encode_id(job_id))

@@ -22,16 +22,16 @@ class Feed:
     def events(
         self, reader: sqlite3.Connection, now_us: int, after: str | int | None, *, limit: int, max_age: timedelta
     ) -> JobEvents:
-        """Returns the events after a mark."""
+        """Returns the events after a cursor."""
         if after is None:
             return self._from_now(reader, now_us)
-        mark = EventCursor.read(after)
-        if mark.is_gap(now_us, max_age):
+        cursor = EventCursor.read(after)
+        if cursor.is_gap(now_us, max_age):
             return self._from_now(reader, now_us, gap=True)
-        at, job_id, claims = mark.start_position(now_us - max_age // MICROSECOND)
+        at, job_id, claims = cursor.start_position(now_us - max_age // MICROSECOND)
         values = {"at": at, "job": job_id, "claims": claims, "limit": limit + 1}
         found = [_job_event(row) for row in reader.execute(self._sql["events"], values)]
-        return slice_events(mark, found, limit, now_us)
+        return slice_events(cursor, found, limit, now_us)
 
     def stats(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int) -> JobStats:
         """Counts the jobs of each kind."""

@@ -104,8 +104,8 @@ def test_process_that_took_the_number_of_a_killed_start_is_not_stopped(delayed: 
 @pytest.mark.rows("D3")
 def test_second_start_in_a_directory_is_refused(delayed: Delayed, tmp_path: Path) -> None:
     """Also while the first one has not yet written its number."""
-    with (tmp_path / "delayed_queue.pid").open("w") as note:
-        fcntl.flock(note, fcntl.LOCK_EX)
+    with (tmp_path / "delayed_queue.pid").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         refused = (78, "error: delayed_queue.pid: it is running already; stop it first\n")
         assert _refusal(delayed, tmp_path, "start") == refused
         assert _refusal(delayed, tmp_path, "stop")[0] == 78

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from holdfast import ConfigError, Settings
 
-NOTE = Path("delayed_queue.pid")
+PID_FILE = Path("delayed_queue.pid")
 """In the working directory while everything runs: the process to stop. That process locks it; an unlocked one is left
 over, and the process that it names may be any."""
 FOLDER = Path(__file__).parents[1]
@@ -47,10 +47,10 @@ def stop() -> None:
     """Stop what ``start`` started in this directory, and wait until it is gone."""
     running = _running()
     if running is None:
-        raise ConfigError(f"{NOTE}: nothing is running here")
+        raise ConfigError(f"{PID_FILE}: nothing is running here")
     os.kill(running, signal.SIGTERM)
     deadline = time.monotonic() + _PATIENCE
-    while NOTE.exists():
+    while PID_FILE.exists():
         if time.monotonic() > deadline:
             raise ConfigError(f"process {running} does not end; kill it")
         time.sleep(0.05)
@@ -58,53 +58,53 @@ def stop() -> None:
 
 @contextmanager
 def _noted() -> Iterator[None]:
-    """Keeps the note, locked; ConfigError where another process does."""
-    with _opened("a+") as note:
-        if not _locked(note, fcntl.LOCK_EX) or not _in_place(note):
-            raise ConfigError(f"{NOTE}: it is running already; stop it first")
-        note.truncate(0)
-        note.write(str(os.getpid()))
-        note.flush()
+    """Keeps the pid file, locked; ConfigError where another process does."""
+    with _opened("a+") as file:
+        if not _locked(file, fcntl.LOCK_EX) or not _in_place(file):
+            raise ConfigError(f"{PID_FILE}: it is running already; stop it first")
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         try:
             yield
         finally:
-            if _in_place(note):
-                NOTE.unlink()
+            if _in_place(file):
+                PID_FILE.unlink()
 
 
 def _running() -> int | None:
-    """Returns the process that has locked the note, if one has."""
-    if not NOTE.exists():
+    """Returns the process that has locked the pid file, if one has."""
+    if not PID_FILE.exists():
         return None
-    with _opened("r") as note:
-        if _locked(note, fcntl.LOCK_SH):
+    with _opened("r") as file:
+        if _locked(file, fcntl.LOCK_SH):
             return None
-        text = note.read()
+        text = file.read()
     if not text.isdigit():
-        raise ConfigError(f"{NOTE}: it is only just starting; try again")
+        raise ConfigError(f"{PID_FILE}: it is only just starting; try again")
     return int(text)
 
 
 def _opened(mode: str) -> IO[str]:
     try:
-        return NOTE.open(mode, encoding="utf-8")
+        return PID_FILE.open(mode, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{NOTE}: cannot be opened ({error.strerror})") from None
+        raise ConfigError(f"{PID_FILE}: cannot be opened ({error.strerror})") from None
 
 
-def _locked(note: IO[str], kind: int) -> bool:
-    """Locks the note until it is closed; False where another process has locked it."""
+def _locked(file: IO[str], kind: int) -> bool:
+    """Locks the pid file until it is closed; False where another process has locked it."""
     try:
-        fcntl.flock(note, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _in_place(note: IO[str]) -> bool:
-    """Returns whether the note is still the file of that name."""
+def _in_place(file: IO[str]) -> bool:
+    """Returns whether the pid file is still the file of that name."""
     try:
-        return os.path.samestat(NOTE.stat(), os.fstat(note.fileno()))
+        return os.path.samestat(PID_FILE.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
 

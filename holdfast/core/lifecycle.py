@@ -60,7 +60,7 @@ DEFERRALS = frozenset({Reason.NO_HANDLER, Reason.PAYLOAD, Reason.ENCRYPTED})
 """Reasons of a deferral: this worker cannot run the job, one with newer or older code, or with the key, may."""
 
 _KILLED = frozenset({Reason.CRASHED, Reason.RESOURCE})
-"""Reasons that a dead job keeps although it was the last attempt."""
+"""Reasons that ``max_attempts`` does not replace when the last attempt fails."""
 
 MAX_ERROR_LENGTH = 4096
 """Maximum length of a stored error text in characters."""

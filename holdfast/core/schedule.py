@@ -193,7 +193,7 @@ def _interval_ticks(start_us: int, every_us: int, after_us: int) -> Iterator[int
 
 def _cron_ticks(expression: str, zone: ZoneInfo, after_us: int) -> Iterator[int]:
     """Ticks as Debian's cron has them: a fixed local time that does not exist runs at the first instant that does; one
-    that comes twice runs the first time. With ``*`` in minute or hour nothing is made up for: it follows the clock.
+    that comes twice runs the first time. With ``*`` in minute or hour, skipped local times are not run later.
     """
     start = to_datetime(after_us).astimezone(zone)
     if start.year > _MAX_YEAR:
@@ -235,8 +235,8 @@ def due_ticks(schedule: Schedule, now_us: int) -> DueTicks:
 
 
 def _last_ticks(schedule: Schedule, tick_us: int, now_us: int) -> list[int]:
-    """The latest ticks between the first round and now, as many as are made up for: looked for in growing times, as the
-    ticks of a cron expression may come in bursts."""
+    """The latest ticks between the first round and now, as many as are made up for. Searches a window that grows until
+    it has them: the ticks of a cron expression may come in bursts."""
     span = tick_us - (schedule.next_us or 0)
     while True:
         after = max(tick_us, now_us - span)

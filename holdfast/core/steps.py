@@ -26,9 +26,9 @@ def check_step_name(name: object) -> str:
 class NewStep(msgspec.Struct, frozen=True, gc=False):
     """A step that has ended, to be stored.
 
-    name: unique among the steps of its job. number: of its call, from 1; 0: not a step, but a value of the job that
-    replaces an earlier one of its name. by_handler: the handler itself called it, not a task
-    that it started; so its place among such calls follows from the code. result: JSON text; None for None.
+    name: unique among the steps of its job. number: position of its call, from 1; 0: not a step, but a saved value of
+    the job (state, progress), which replaces the one of that name. by_handler: the handler itself called it, not a task
+    that it started; so its position among such calls follows from the code. result: JSON text; None for None.
     worker: whose lease it is; None: not compared.
     """
 
@@ -41,7 +41,8 @@ class NewStep(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepReceipt(msgspec.Struct, frozen=True, gc=False):
-    """Answer to a step in a caller's transaction. has_lease: it has its lease. is_recorded: it is, once they commit."""
+    """Answer to a step in a caller's transaction. has_lease: the job's lease is still valid. is_recorded: the step was
+    inserted; it stays if the caller commits."""
 
     has_lease: bool
     is_recorded: bool = False

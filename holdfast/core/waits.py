@@ -51,7 +51,7 @@ def step_value(result: str) -> str:
 
 
 class SignalWait(msgspec.Struct, frozen=True, gc=False):
-    """A running job is to receive a signal, as the result of a step (whose own ``result`` is not used)."""
+    """Request of a running job to receive a signal. It becomes the step's result, whose own is ignored."""
 
     step: NewStep
     topic: str

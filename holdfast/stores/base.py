@@ -76,7 +76,7 @@ EVERY_QUEUE = "*"
 class ClaimRequest(msgspec.Struct, frozen=True):
     """A worker's request: up to ``limit`` ready jobs, of each queue at most its ``capacity`` (queue → free slots).
 
-    ``max_must_start``: how many of them may be jobs that must start at once: a crash before that costs them too much.
+    ``max_must_start``: how many of them may be jobs that must start at once: a crash before would cost too much.
     Those are jobs whose last lease was lost, which a claim passes over beyond that number, and jobs on their last
     attempt: at the first one beyond it the claim of its queue ends, and says ``stopped_at_last_attempt``.
     ``isolated``: take exactly one job that lost two or more leases in a row, and nothing beside it.

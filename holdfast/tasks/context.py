@@ -184,7 +184,7 @@ class Context:
         attempt has failed.
         """
         completer = _completer_of(self, "complete")
-        self.has_called_complete = True  # first: a concurrent stop sees it, or is seen here
+        self.has_called_complete = True  # first: a concurrent stop either sees it, or is seen below
         if self.cancelled:
             raise Conflict(f"job {self.id} was asked to stop, and cannot be completed any more; roll back")
         await completer.complete(self, connection, result)

@@ -60,19 +60,19 @@ class JobSteps:
         """``runner``: the task in which the handler runs, if it is async."""
         self._job = job
         self._step_store = step_store
-        self._runner = runner
+        self._own_task = runner
         self._calls: Counter[str] = Counter()
         self._number = 0
         self._size = 0  # of the recorded results
         self.values = SavedValues(job, step_store, self._read)
-        self._left: dict[str, Step] = {}  # recorded, and not called yet in this attempt
-        self._saved_calls: dict[str, int] = {}  # names and numbers of the children that were started last
-        self._started: set[str] = set()  # children started by earlier attempts, not recorded, and not called yet
+        self._unreplayed: dict[str, Step] = {}  # recorded, and not called yet in this attempt
+        self._awaited_children: dict[str, int] = {}  # names and numbers of the children that were started last
+        self._started_children: set[str] = set()  # by earlier attempts, not recorded, and not called yet
         self._reading = asyncio.Lock()
         # No attempt before can have recorded any.
         self._is_read = job.claims == 1 and job.options_or_default.forks is None
-        self._uncommitted: dict[str, bool] = {}  # steps in handlers' transactions, not seen by others yet: in order?
-        self._previous: str | None = None  # the last of them that is in order
+        self._uncommitted: dict[str, bool] = {}  # steps of transactions not known to be committed: by_handler?
+        self._last_uncommitted: str | None = None  # the last of them that the handler itself called
         self._failed: dict[object, str] = {}  # the step that failed last, by the task or thread that called it
         self._failed_children: set[str] = set()
         self._under_way: dict[asyncio.Future[None], asyncio.Task[Any]] = {}  # steps in tasks that the handler began
@@ -89,11 +89,12 @@ class JobSteps:
             raise
         if self._end is None and self._uncommitted and isinstance(outcome, Succeeded):
             await self._check_commits(by_handler=False)
-        if self._end is None and self._left and isinstance(outcome, Succeeded):
-            first = min(self._left.values(), key=attrgetter("number"))
+        if self._end is None and self._unreplayed and isinstance(outcome, Succeeded):
+            first = min(self._unreplayed.values(), key=attrgetter("number"))
             self._end_by(_changed(f"step {first.name!r} is recorded, and the code does not call it any more"))
-        if self._end is None and self._started and isinstance(outcome, Succeeded):
-            self._end_by(_changed(f"child {min(self._started)!r} was started, and the code does not call it any more"))
+        if self._end is None and self._started_children and isinstance(outcome, Succeeded):
+            first_child = min(self._started_children)
+            self._end_by(_changed(f"child {first_child!r} was started, and the code does not call it any more"))
         self._end = self._end or (HandlerSignal("the attempt has ended"), outcome)
         return self._end[1]
 
@@ -135,7 +136,7 @@ class JobSteps:
         recorded = run(self._find(unique, caller, by_handler=by_handler, transaction=transaction))
         if recorded is not None:
             return self._decode(unique, recorded.result, decode)
-        with self._step_store.open_span(unique), self._noting_end(caller, unique):
+        with self._step_store.open_span(unique), self._track_step(caller, unique):
             if transaction is not None:
                 drive_coroutine(transaction.step_store.verify_connection(transaction.connection))
             called = self._step_store.step_function(self._job, unique, function, blocking=True)
@@ -162,7 +163,7 @@ class JobSteps:
         """Ends the attempt by `Suspension`, and returns in the one that begins when the time is over."""
         self._check_caller("sleep", str(span))
         name, number = self._count_call("sleep")
-        recorded = await self._find(name, self._runner, by_handler=True)
+        recorded = await self._find(name, self._own_task, by_handler=True)
         if recorded is None:
             await self._save(name, number, decode_json, by_handler=True, value=span // MICROSECOND)
             raise self._end_by((Suspension(), Snoozed(span)))
@@ -176,7 +177,7 @@ class JobSteps:
         """Returns the value of a signal, or ends the attempt by `Suspension` until there is one."""
         self._check_caller("wait_for", topic)
         name, number = self._count_call(topic, kind=SIGNAL_STEP)
-        recorded = await self._find(name, self._runner, by_handler=True)
+        recorded = await self._find(name, self._own_task, by_handler=True)
         if recorded is not None:
             result = recorded.result
         else:
@@ -188,7 +189,7 @@ class JobSteps:
                 raise self._end_by((Suspension(), Suspended(Reason.SIGNAL, receipt.time_left)))
             result = receipt.result
             self._check_encrypted({name: result})
-            self._grow(name, result)
+            self._add_size(name, result)
         received = self._decode(name, result, decode_json)
         if "signal" not in received:
             raise TimeoutError(f"no signal {topic!r} came within {timeout}")
@@ -202,10 +203,10 @@ class JobSteps:
     async def gather(self, children: Sequence[Child[Any]], *, by_handler: bool, return_exceptions: bool) -> list[Any]:
         """Returns the results of children, or ends the attempt by `Suspension` until they have ended."""
         self._check_caller("call", ", ".join(child.name for child in children[:3]))
-        recorded = {child.name: await self._find(child.name, self._runner, by_handler=by_handler) for child in children}
+        recorded = {each.name: await self._find(each.name, self._own_task, by_handler=by_handler) for each in children}
         open_ones = [child for child in children if recorded[child.name] is None]
         results = {name: step.result for name, step in recorded.items() if step is not None}
-        self._started.difference_update(child.name for child in children)
+        self._started_children.difference_update(child.name for child in children)
         if open_ones:
             self._check_started(open_ones[0].name)
             await self._save_calls({child.name: child.number for child in open_ones[:_CALLS_SAVED]})
@@ -215,14 +216,14 @@ class JobSteps:
         return [self._decode(child.name, results[child.name], child.decode_outcome) for child in children]
 
     async def _save_calls(self, calls: dict[str, int]) -> None:
-        if calls != self._saved_calls:
+        if calls != self._awaited_children:
             await self.values.save(CHILDREN, calls)
-            self._saved_calls = calls
+            self._awaited_children = calls
 
     def _check_started(self, name: str) -> None:
         """Ends the attempt if an earlier one has started a child that the code does not call before this step."""
-        if self._started:
-            first = min(self._started)
+        if self._started_children:
+            first = min(self._started_children)
             raise self._end_by(_changed(f"child {first!r} was started at this place, and the code calls step {name!r}"))
 
     async def _results_of(self, children: Sequence[Child[Any]], *, keep_failures: bool) -> dict[str, str]:
@@ -241,7 +242,7 @@ class JobSteps:
         for child, status, job in zip(children, statuses, ended, strict=True):
             failure = failure_of(status.job_id, job)
             if failure is not None and not keep_failures:
-                self._failed[self._runner] = child.name
+                self._failed[self._own_task] = child.name
                 self._failed_children.add(child.name)
                 # They have ended: a retry may go another way, as after a step that has failed.
                 await self._save_calls({})
@@ -250,7 +251,7 @@ class JobSteps:
         return results
 
     def _check_caller(self, name: str, value: str) -> None:
-        if _running_task() is not self._runner or self._runner is None:
+        if _running_task() is not self._own_task or self._own_task is None:
             remedy = "call it in the handler itself; a task or thread that the handler started cannot end the attempt"
             remedy += "; several children together: context.gather(…)" if name == "call" else ""
             raise Invalid(name, value, remedy)
@@ -282,21 +283,21 @@ class JobSteps:
         transaction: CallerTransaction | None,
     ) -> Any:
         caller = _running_task()
-        by_handler = caller is self._runner
+        by_handler = caller is self._own_task
         recorded = await self._find(name, caller, by_handler=by_handler, transaction=transaction)
         if recorded is not None:
             return self._decode(name, recorded.result, decode)
-        with self._step_store.open_span(name), self._noting_end(caller, name):
+        with self._step_store.open_span(name), self._track_step(caller, name):
             if transaction is not None:
                 await transaction.step_store.verify_connection(transaction.connection)
             value = await self._try_often(name, options, call)
             return await self._save(name, number, decode, by_handler=by_handler, value=value, transaction=transaction)
 
     @contextmanager
-    def _noting_end(self, caller: object, name: str) -> Iterator[None]:
+    def _track_step(self, caller: object, name: str) -> Iterator[None]:
         """Remembers that a step is under way, and that it failed: its caller takes no further one in this attempt."""
         ended = None
-        if isinstance(caller, asyncio.Task) and caller is not self._runner:
+        if isinstance(caller, asyncio.Task) and caller is not self._own_task:
             ended = caller.get_loop().create_future()
             self._under_way[ended] = caller
         try:
@@ -344,29 +345,29 @@ class JobSteps:
         await self._read()
         failed = next(iter(self._failed.values()), None) if by_handler else self._failed.get(caller)
         if self._end is None and failed is not None:
-            self._end_by(_continued(failed, name, is_child=failed in self._failed_children))
-        if self._end is None and by_handler and self._previous is not None and transaction is None:
+            self._end_by(_end_after_failed_step(failed, name, is_child=failed in self._failed_children))
+        if self._end is None and by_handler and self._last_uncommitted is not None and transaction is None:
             await self._check_commits(by_handler=True)
-        if self._end is None and by_handler and name not in self._left and name not in self._started:
+        if self._end is None and by_handler and name not in self._unreplayed and name not in self._started_children:
             self._check_started(name)
-            skipped = [step for step in self._left.values() if step.by_handler]
+            skipped = [step for step in self._unreplayed.values() if step.by_handler]
             if skipped:
                 first = min(skipped, key=attrgetter("number"))
                 text = f"step {first.name!r} is recorded at this place, and the code calls step {name!r}"
                 self._end_by(_changed(text))
         if self._end is not None:
             raise self._end[0]
-        return self._left.pop(name, None)
+        return self._unreplayed.pop(name, None)
 
     async def _read(self) -> None:
         async with self._reading:
             if not self._is_read:
                 steps = await self._step_store.read_steps(self._job.id)
                 self._check_encrypted({step.name: step.result for step in steps})
-                self._left = {step.name: step for step in steps if step.number}
+                self._unreplayed = {step.name: step for step in steps if step.number}
                 self.values.load(steps)
-                self._saved_calls = started_children(steps)
-                self._started = set(self._saved_calls).difference(self._left)
+                self._awaited_children = started_children(steps)
+                self._started_children = set(self._awaited_children).difference(self._unreplayed)
                 self._size = sum(len(step.result or "") for step in steps if step.number)
                 self._is_read = True
 
@@ -378,7 +379,7 @@ class JobSteps:
         missing = next((name for name, each in list(self._uncommitted.items()) if each or not by_handler), None)
         if missing is not None:
             self._end_by(_rolled_back(missing))
-        self._previous = None
+        self._last_uncommitted = None
 
     async def _save(
         self,
@@ -402,7 +403,7 @@ class JobSteps:
     async def _write(
         self, name: str, number: int, by_handler: bool, result: str | None, transaction: CallerTransaction | None = None
     ) -> None:
-        self._grow(name, result)
+        self._add_size(name, result)
         step = NewStep(self._job.lease, name, number, by_handler, result, self._job.worker)
         if transaction is not None:
             await self._record(step, transaction)
@@ -410,17 +411,17 @@ class JobSteps:
             raise self._lease_lost(name)
 
     async def _record(self, step: NewStep, transaction: CallerTransaction) -> None:
-        previous = self._previous if step.by_handler else None
+        previous = self._last_uncommitted if step.by_handler else None
         self._uncommitted[step.name] = step.by_handler
         if step.by_handler:
-            self._previous = step.name
+            self._last_uncommitted = step.name
         receipt = await transaction.step_store.record_step(transaction.connection, step, previous)
         if not receipt.has_lease:
             raise self._lease_lost(step.name)
         if not receipt.is_recorded:
             raise self._end_by(_rolled_back(previous or step.name))
 
-    def _grow(self, name: str, result: str | None) -> None:
+    def _add_size(self, name: str, result: str | None) -> None:
         """Counts a result of this attempt among those of the job."""
         self._size += len(result or "")
         if self._size > MAX_RESULTS:
@@ -461,8 +462,8 @@ def _check_function(function: object) -> None:
         raise Invalid("function", function, "give the function itself, not its result: context.step(name, function, …)")
 
 
-def _continued(failed: str, name: str, *, is_child: bool) -> tuple[BaseException, Outcome]:
-    """A handler that goes on behind a failed step might take another way in its next attempt."""
+def _end_after_failed_step(failed: str, name: str, *, is_child: bool) -> tuple[BaseException, Outcome]:
+    """Its end after a failed step: no other may follow, since a retry could take a different branch."""
     remedy = "catch the exception inside the function of the step, and return what became of it"
     if is_child:
         remedy = "[outcome] = await context.gather(context.call(…), return_exceptions=True) returns its error"

@@ -247,14 +247,14 @@ async def _store_job(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
             outcome = f"job {handle.id} is stored, but could not be read back"
             raise Unavailable(f"{outcome}: {error}", outcome=outcome) from None
         else:
-            is_known = handle.created and not new.after
-            return handle, as_stored(new, now_us=job.created_at_us) if is_known else job
+            show_as_stored = handle.created and not new.after
+            return handle, as_stored(new, now_us=job.created_at_us) if show_as_stored else job
     outcome = "the jobs that this key stood for were deleted one after the other while it was submitted"
     raise Unavailable(outcome, outcome=outcome)
 
 
 def _now_us(app: Holdfast) -> int:
-    """By this host's clock: the store's cannot be asked, or is not worth a question."""
+    """By this host's clock: the store is unavailable, or a round trip is not worthwhile."""
     return app.now() if app.now is not None else time.time_ns() // 1000
 
 

@@ -78,7 +78,7 @@ class TaskRun:
         self.job = job
         self.lease = job.lease
         self.safe_until = safe_until
-        """Clock reading from which on the lease may have ended unnoticed, as in a frozen process."""
+        """Clock reading after which the lease may have ended without the worker noticing, as in a frozen process."""
         self.is_last_attempt = is_last_attempt(job)
         """True if a crash would use up the attempts of the job."""
         self.started: float | None = None

@@ -147,8 +147,8 @@ class Runner:
         self._shared.wake_runners()
 
     def _settle_unfinished(self, run: TaskRun, error: BaseException) -> None:
-        """Settles the job of a runner that ends: releases it, or fails it if the runner has a bug. Released, it would
-        meet the bug in every worker."""
+        """Settles the job of a runner that ends: releases it, or fails it if the runner has a bug: if it were
+        released, every worker would hit that bug."""
         if run not in self._shared.running:
             return
         self._shared.running.discard(run)
@@ -183,7 +183,7 @@ class Runner:
                 ended = await run.context.final_outcome(ended)
             if type(ended) is Failed and UnfitJobs.is_unfit(ended, job):
                 [ended] = await self._unfit.settle_unfit([job], [ended], shared.settings)
-            outcome = ended  # not before the store has answered: an interruption would settle a guess
+            outcome = ended  # only once the store has answered: an interruption settles this outcome
             if type(outcome) is Failed and outcome.pause is not None:
                 outcome = await self._limits.pause_scope(job, outcome)
         except asyncio.CancelledError:

@@ -34,7 +34,7 @@ def start(workers: int) -> int:
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
     with ExitStack() as everything, suppress(KeyboardInterrupt):
-        everything.enter_context(_noted())
+        everything.enter_context(_hold_pid_file())
         started = [everything.enter_context(process) for process in _processes(workers)]
         while all(process.poll() is None for process in started):
             time.sleep(0.1)
@@ -45,7 +45,7 @@ def start(workers: int) -> int:
 
 def stop() -> None:
     """Stop what ``start`` started in this directory, and wait until it is gone."""
-    running = _running()
+    running = _find_running()
     if running is None:
         raise ConfigError(f"{PID_FILE}: nothing is running here")
     os.kill(running, signal.SIGTERM)
@@ -57,10 +57,10 @@ def stop() -> None:
 
 
 @contextmanager
-def _noted() -> Iterator[None]:
+def _hold_pid_file() -> Iterator[None]:
     """Keeps the pid file, locked; ConfigError where another process does."""
-    with _opened("a+") as file:
-        if not _locked(file, fcntl.LOCK_EX) or not _in_place(file):
+    with _open("a+") as file:
+        if not _try_lock(file, fcntl.LOCK_EX) or not _is_current(file):
             raise ConfigError(f"{PID_FILE}: it is running already; stop it first")
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -68,16 +68,16 @@ def _noted() -> Iterator[None]:
         try:
             yield
         finally:
-            if _in_place(file):
+            if _is_current(file):
                 PID_FILE.unlink()
 
 
-def _running() -> int | None:
+def _find_running() -> int | None:
     """Returns the process that has locked the pid file, if one has."""
     if not PID_FILE.exists():
         return None
-    with _opened("r") as file:
-        if _locked(file, fcntl.LOCK_SH):
+    with _open("r") as file:
+        if _try_lock(file, fcntl.LOCK_SH):
             return None
         text = file.read()
     if not text.isdigit():
@@ -85,14 +85,14 @@ def _running() -> int | None:
     return int(text)
 
 
-def _opened(mode: str) -> IO[str]:
+def _open(mode: str) -> IO[str]:
     try:
         return PID_FILE.open(mode, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{PID_FILE}: cannot be opened ({error.strerror})") from None
 
 
-def _locked(file: IO[str], kind: int) -> bool:
+def _try_lock(file: IO[str], kind: int) -> bool:
     """Locks the pid file until it is closed; False where another process has locked it."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -101,7 +101,7 @@ def _locked(file: IO[str], kind: int) -> bool:
     return True
 
 
-def _in_place(file: IO[str]) -> bool:
+def _is_current(file: IO[str]) -> bool:
     """Returns whether the pid file is still the file of that name."""
     try:
         return os.path.samestat(PID_FILE.stat(), os.fstat(file.fileno()))

@@ -283,7 +283,7 @@ class RedisPool:
         after: Callable[[RedisConnection], Awaitable[object]] | None = None,
         partly: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
-        """Returns the answer of the script to each of these arguments. They go out one behind the other, none before
+        """Returns the answer of the script to each of these arguments. They are sent in one pipeline, none before
         Redis can take all of them; an error of one leaves the others done.
 
         ``on_uncertain``, ``retry_for``, ``extra``: see ``call``; ``on_uncertain`` is called only once something was

@@ -170,8 +170,8 @@ class PostgresExternal:
         if not rows and await self._pool().fetch(self._sql["states_of"], ids=[lease.job_id]):
             return TxOutcome.PENDING
         for state, claims in rows:
-            if claims == lease.claims and STATES[state] in _FATES:
-                return _FATES[STATES[state]]
+            if claims == lease.claims and STATES[state] in _OUTCOME_BY_STATE:
+                return _OUTCOME_BY_STATE[STATES[state]]
         return TxOutcome.LEASE_LOST
 
     def _instant(self) -> int | None:
@@ -210,7 +210,7 @@ def _row(job: NewJob) -> dict[str, Any]:
     }
 
 
-_FATES = {JobState.SUCCEEDED: TxOutcome.COMMITTED, JobState.RUNNING: TxOutcome.ROLLED_BACK}
+_OUTCOME_BY_STATE = {JobState.SUCCEEDED: TxOutcome.COMMITTED, JobState.RUNNING: TxOutcome.ROLLED_BACK}
 
 
 def _texts(row: Sequence[Any]) -> tuple[Any, ...]:

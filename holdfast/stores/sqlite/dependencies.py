@@ -150,7 +150,7 @@ def add_dependencies(
 
 
 def _edge_state(on: str, state: JobState | None, is_failing: bool = False) -> int:
-    """State of a dependency on a job in a state; None: the job is gone, and has left its key.
+    """State of a dependency on a job in a state; None: the job was deleted, and its key is still there.
 
     ``is_failing``: it is a batch of which a member has failed.
     """
@@ -172,7 +172,7 @@ def add_members(
         return Resolution()
     yield Statement(statements["add_member_count"], (batch_id, len(added)))
     rows = yield Statement(statements["mark_dependencies"], (as_json(added),))
-    # A job that is gone, and has left its key, counts as one that has succeeded.
+    # A job that was deleted, and whose key is still there, counts as one that has succeeded.
     states = dict.fromkeys(added, JobState.SUCCEEDED) | {job_id: STATES[code] for job_id, code, _ in rows}
     ended = [(job_id, state) for job_id, state in states.items() if state in TERMINAL]
     return (yield from resolve_dependencies(statements, ended, now_us))

@@ -1,5 +1,5 @@
--- Every statement of the SQLite store. Each batch is one JSON parameter, so that a verb is one round through the
--- statement (and lets go of the interpreter lock once, not once a row). `+column` keeps the planner off an index that
+-- Every statement of the SQLite store. Each batch is one JSON parameter, so that a verb runs one statement for all of it
+-- (and releases the interpreter lock once, not once a row). `+column` keeps the planner off an index that
 -- looks selective while few rows are in that state. No clock function: :now is a parameter.
 
 -- States: 0 queued, 1 scheduled, 2 running, 3 failed, 4 waiting, 5 succeeded, 6 dead, 7 cancelled. Other codes are explained
@@ -28,7 +28,7 @@ json_group_array(seq), json_group_array(json_array(
 sum(lost_leases > 0 or attempts + 1 >= max_attempts)
 
 -- fragment: unexpired
--- A job whose instant has passed is never started. One that a worker has taken before has begun, and does not expire.
+-- A job whose instant has passed is never started. A job that was ever claimed does not expire.
 (expires_at is null or expires_at > :now or started_at is not null)
 
 -- fragment: matching
@@ -83,7 +83,7 @@ select ?2, seq from holdfast_job where id = ?1 and changes() > 0
 on conflict do nothing;
 
 -- own: take_key
--- A key is free once its own lifetime is over, and its job's row is gone or in none of the states ?5: a sum of bits.
+-- A key is free once its own lifetime is over, and its job's row is gone or in none of the states ?5, a bit mask.
 insert into holdfast_key (key, job_id, keep_until) values (?1, ?2, ?3)
 on conflict (key) do update set job_id = excluded.job_id, keep_until = excluded.keep_until
 where coalesce(keep_until, 0) <= ?4 and not exists (
@@ -103,7 +103,7 @@ on conflict (seq) do update set expires_at = excluded.expires_at;
 update holdfast_job set expires_at = ?2 where id = ?1 and changes() > 0;
 
 -- name: rewrite_unstarted
--- What an edit, or a later submission of its unique key, makes of a job that waits, in one of the states ?3: a sum of bits.
+-- What an edit, or a later submission of its unique key, makes of a job that waits, in one of the states ?3, a bit mask.
 -- Null leaves a value as it is. ?7: only if no worker has taken it.
 update holdfast_job
 set queue = coalesce(?4, queue), rank = coalesce(?5, rank), run_at = case state when 4 then run_at else coalesce(?6, run_at) end,
@@ -301,7 +301,7 @@ where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
     or exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.is_child = 1 and d.state = 0)))
 
 -- own: settle_one
--- What is no ending (:state < 5) becomes one when a cancellation was asked for: only this write can see the flag. A job that
+-- If a cancellation was asked for, an outcome that ends nothing (:state < 5) becomes cancelled: only this write can see the flag. A job that
 -- is to wait, but for nothing, is due at once.
 update holdfast_job
 set state = case when cancelling and :state < 5 then 7
@@ -353,7 +353,7 @@ select seq from holdfast_job
 where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4 and worker = coalesce(?3, worker);
 
 -- name: record_step
--- Behind the step that must be there.
+-- Only if the step before it, ?8, is there.
 insert into holdfast_step (job_seq, name, number, by_handler, claims, ended_at, result)
 select ?1, ?2, ?3, ?4, ?5, ?6, ?7
 where ?8 is null or exists (select 1 from holdfast_step where job_seq = ?1 and name = ?8)

@@ -192,8 +192,8 @@ class SqliteQueueing(LimitedFamily):
         capacity: Mapping[str, int],
         paused: set[str],
     ) -> int | None:
-        """Takes jobs with and without limits; claims alternate between the two. Returns when the first heavy job of a
-        partition that keeps its start tag has its tokens."""
+        """Takes jobs with and without limits; claims alternate between the two. Returns the instant at which
+        the first job that waits for several tokens will have them."""
         start = bisect_right(limited, self._last_limited)
         ordered = [*limited[start:], *limited[:start]]
         claim = LimitedClaim(builder.connection, self._sql, table, builder.now_us)

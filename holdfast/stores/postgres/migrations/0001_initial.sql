@@ -520,8 +520,8 @@ $$;
 -- each is met, or has failed. A job whose last one is met is due; one with a failed one is cancelled, which resolves those on
 -- it. A batch counts both, and ends with its last member. Answers a row for each queue with due jobs, and one for each job that
 -- was cancelled, and each batch that ended.
--- All jobs that wait are locked in the order of their ids, before anything is resolved. Each statement of a function sees
--- what was committed before it: so a search repeated under the locks says whether they are all. `offset 0` keeps the joins
+-- The waiters are searched for, locked in the order of their ids, and searched for again, until none is new: each statement of a
+-- function sees what was committed before it. Only then is anything resolved. `offset 0` keeps the joins
 -- in their order, which no statistics may change. Batches that end, and those that will not succeed since their first member
 -- failed, are resolved in a further round.
 create function holdfast.resolve_dependencies(ended uuid[], now_us bigint, deleted boolean)
@@ -629,8 +629,8 @@ begin
 end
 $$;
 
--- Whether a job that runs under this lease is a receiver of a signal, or has children that have not ended. `waits` decides, since
--- it is read with the row; but it may be left of an earlier lease.
+-- Whether a job that runs under this lease is a receiver of a signal, or has children that have not ended. `waits` = 0
+-- means no. If it is more, the tables decide: the number may be left over from an earlier lease.
 create function holdfast.has_waits(job uuid, lease bigint, waits integer) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
@@ -671,7 +671,7 @@ begin
     perform from holdfast.job j where j.id = any(jobs) order by j.id for no key update;
     return query
         update holdfast.job j
-        set has_dependents = true, -- what ended before does not come again in the feed of events
+        set has_dependents = true, -- so that events already read do not come again
             ended_by = case when j.state >= 5 then coalesce(j.ended_by, holdfast.written_by(j.xmin, number)) end
         where j.id = any(jobs)
         returning j.id;

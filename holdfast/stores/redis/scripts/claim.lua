@@ -1,7 +1,7 @@
 -- fragment: claim_common
 -- Common to the scripts that claim. ARGV: 3 worker, 4 lease in microseconds, 5 task of jobs written by hand.
 local worker, lease_until = ARGV[3], int(now + tonumber(ARGV[4]))
-local claimed, leases, claimed_count, started_by_spec = {}, {}, 0, {}
+local claimed, leases, claimed_count, claimed_by_spec = {}, {}, 0, {}
 local DONE, MORE_TO_EXAMINE, MORE_DUE = 0, 1, 2 -- status of a claim, as `ClaimStatus` in Python
 
 -- A job with the fields that a claim needs; nil for a key of another type. Of a missing job all of them are false.
@@ -45,7 +45,7 @@ local function add_lease(id, spec_text, state)
     claimed_count = claimed_count + 1
     leases[2 * claimed_count - 1], leases[2 * claimed_count] = lease_until, id
     if state == 'queued' then
-        started_by_spec[spec_text] = (started_by_spec[spec_text] or 0) + 1
+        claimed_by_spec[spec_text] = (claimed_by_spec[spec_text] or 0) + 1
     else
         local spec = parse_spec(spec_text)
         count(spec.queue, state, -1)
@@ -92,8 +92,8 @@ local function paused_queues()
 end
 
 -- Calls `serve(queue)`, true if it was not skipped, for the queues of a sorted set in order, from the one behind
--- `last_served` on, until `is_done()`, or at least MAX_SERVED were served: the next script begins behind them. However
--- many are skipped, those behind them come. Returns true unless it stopped at MAX_SERVED.
+-- `last_served` on, until `is_done()`, or MAX_SERVED were served: the next script continues there. Skipped queues do
+-- not count. Returns true unless it stopped at MAX_SERVED.
 local function each_queue(key, last_served, is_done, serve)
     local PAGE, MAX_SERVED = 1000, 1000
     local served = 0
@@ -129,18 +129,18 @@ local function make_due_ready(queues, queue_slots, wildcard_slots)
 end
 
 local function queues_with_limits()
-    local has_limit = {}
+    local limited_queues = {}
     for _, queue in ipairs(safe_call('SMEMBERS', PREFIX .. 'queues_with_limits')) do
-        has_limit[queue] = true
+        limited_queues[queue] = true
     end
-    return has_limit
+    return limited_queues
 end
 
 local function write_leases()
     if claimed_count > 0 then
         safe_call('ZADD', LEASES, unpack(leases))
     end
-    for spec_text, number in pairs(started_by_spec) do
+    for spec_text, number in pairs(claimed_by_spec) do
         local spec = parse_spec(spec_text)
         count(spec.queue, 'queued', -number)
         count(spec.queue, 'running', number)
@@ -151,29 +151,30 @@ end
 -- Claims ready jobs in order. ARGV: 6 max_jobs, 7 max_must_start, 8 "1": one quarantined job alone, 9 "1": make due jobs
 -- ready first, 10 "1": claim although more jobs are due, 11 slots of unlisted queues or "", 12 the queue served
 -- last, 13 how many ids to skip at the head of each ready list, then name and slots of each named queue, in order.
--- Returns jobs; promoted; microseconds until the next job is due or -1; quarantined; lease end; queue served last; its
--- status: MORE_DUE if nothing was claimed because more jobs are due, MORE_TO_EXAMINE if a list was not read to its end;
--- how many ids to skip next, or ""; 1 if it stopped at a job on its last attempt beyond max_must_start; 1 if a requested queue has jobs under limits, and its queues with limits
--- that have ready jobs without a partition, none of which it claims; id and spec of expired jobs.
--- Needs no `allow_when_full`: its first write is a removal, which Redis allows when its memory is full.
+-- Returns 1 jobs, 2 promoted, 3 microseconds until the next job is due or -1, 4 quarantined, 5 lease end, 6 the queue served
+-- last, 7 its status: MORE_DUE if nothing was claimed because more jobs are due, MORE_TO_EXAMINE if a list was not read to its
+-- end, 8 how many ids to skip next or "", 9 1 if it stopped at a job on its last attempt beyond max_must_start, 10 1 if a
+-- requested queue has jobs under limits, 11 queues with limits whose ready jobs have no partition yet, none of which it
+-- claims, 12 id and spec of each expired job.
+-- Needs no `allow_when_full`: its first write removes something (LPOP, ZREM), which Redis allows when its memory is full.
 local max_jobs, max_must_start, isolated = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local is_promoting, wildcard_slots, last_served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
 local queue_slots, queue_order = {}, {}
 local promoted, quarantined, status, stopped_at_last_attempt, reads_left = 0, 0, DONE, 0, max_jobs + 2 * MAX_BATCH
--- By ready list, the number of ids at its head that this claim may not take. Its next script looks behind them, up to
--- MAX_SKIPPED: later ids wait until those are claimed.
+-- By ready list, the number of ids at its head that this claim may not take. Its next script starts after them. At most
+-- MAX_SKIPPED are skipped: ids further back wait until those are claimed.
 local skipped = ARGV[13] ~= '' and cmsgpack.unpack(ARGV[13]) or {}
 local MAX_SKIPPED = 5000 -- popping and pushing them back takes a millisecond
 for i = 14, #ARGV, 2 do
     queue_slots[ARGV[i]] = tonumber(ARGV[i + 1])
     queue_order[#queue_order + 1] = ARGV[i]
 end
-local paused, has_limit, has_tombstones, has_scheduled, may_hold_expired = {}, {}, false, false, false
+local paused, limited_queues, has_tombstones, has_scheduled, may_hold_expired = {}, {}, false, false, false
 -- Usually none of these exists.
 if call('EXISTS', PREFIX .. 'paused', PREFIX .. 'tombstones', PREFIX .. 'due', SCHEDULE, PREFIX .. 'expiry',
         PREFIX .. 'queues_with_limits') > 0 then
     may_hold_expired = end_expired(MAX_BATCH) == MAX_BATCH -- more expired jobs may be among the ready ones
-    paused, has_limit = paused_queues(), queues_with_limits()
+    paused, limited_queues = paused_queues(), queues_with_limits()
     has_tombstones = call('EXISTS', PREFIX .. 'tombstones') == 1
     has_scheduled = call('EXISTS', PREFIX .. 'due', SCHEDULE) > 0
 end
@@ -357,7 +358,7 @@ local function find_limited()
         end
     end
     local unassigned = {}
-    for queue in pairs(has_limit) do
+    for queue in pairs(limited_queues) do
         local is_wanted = (queue_slots[queue] or wildcard_slots and 1 or 0) > 0 and not paused[queue]
         if is_wanted and (isolated and call('EXISTS', quarantine_key(queue))
             or call('EXISTS', ready_key(queue, '0'), priorities_key(queue))) > 0 then
@@ -368,7 +369,7 @@ local function find_limited()
 end
 
 local function claim_queue(queue, slots)
-    if has_limit[queue] then
+    if limited_queues[queue] then
         return skip_limited_queue(queue)
     elseif isolated then
         return claim_quarantined(queue)
@@ -451,7 +452,7 @@ return {
 allow_when_full()
 local max_jobs, max_tier, wildcard_slots, max_must_start =
     tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local queue_slots, paused, has_limit, jobs_by_slot, slot_names = {}, paused_queues(), queues_with_limits(), {}, {}
+local queue_slots, paused, limited_queues, jobs_by_slot, slot_names = {}, paused_queues(), queues_with_limits(), {}, {}
 local first_id, stopped_at_last_attempt = 12 + 2 * tonumber(ARGV[11]), 0
 local may_hold_expired = end_expired(MAX_BATCH) == MAX_BATCH -- more expired jobs may be among the ready ones
 for i = 12, first_id - 1, 2 do
@@ -462,7 +463,7 @@ end
 local function read_claimable(id)
     local job = read_job(id)
     local spec = job and parse_spec(job.spec_text or '')
-    if not spec or paused[spec.queue] or spec.is_limited or has_limit[spec.queue]
+    if not spec or paused[spec.queue] or spec.is_limited or limited_queues[spec.queue]
         or tier_of(job.lost_leases) > max_tier then
         return nil -- jobs under limits are claimed by claim_limited, in the order of start tags
     end

@@ -179,7 +179,12 @@ end
 
 -- ── notifications and counts at the end ─────────────────────────────────────────────────────────────────────────
 local count_changes, unstarted_changes, topics, ended_ids, rescheduled_queues = {}, {}, {}, {}, {}
-local sender = ARGV[2] -- "" if the caller must hear the notifications too
+local sender = ARGV[2] -- a caller ignores notifications of its own
+
+local function notify_caller_too()
+    sender = ''
+end
+
 -- Ends of jobs for which others wait: id, and the state or "deleted". Resolved by `resolve_ends` of fragment `waits`,
 -- which each script needs that calls `note_end`.
 local ends_to_resolve, resolve_ends = {}, nil

@@ -263,7 +263,7 @@ end
 local REPLACEABLE = { queued = true, scheduled = true, failed = true }
 local key_entries = {}
 local left_out = {} -- ids that are not to be stored
-local batch_ids, aliases = {}, {} -- ids as they were given, and the jobs that were answered in place of some
+local given_ids, aliases = {}, {} -- ids as they were given, and the jobs that were answered in place of some
 
 local function owner_of(key)
     local entry = key_entries[key] or safe_call('HGET', PREFIX .. 'keys', key)
@@ -309,7 +309,7 @@ local function add_dependencies(waiter, after)
         local id, condition = find_dependency(after[n], after[n + 2]), after[n + 1]
         if not seen[id] and not exists(id) then
             seen[id] = true
-            safe_call('HSET', dependencies_key(waiter), id, condition .. ' met 0') -- it has left its key
+            safe_call('HSET', dependencies_key(waiter), id, condition .. ' met 0') -- deleted, but its key is still there
         elseif not seen[id] then
             local how, failed_members = read_fields(id, 'state', 'failed')
             local state = 'open'
@@ -342,7 +342,7 @@ local function begin_waiting(id, after)
         append_pieces(fields, 'error', failure)
         safe_call('ZADD', PREFIX .. 'ended:cancelled', NOW, id)
         ended_ids[#ended_ids + 1] = id
-        sender = ''
+        notify_caller_too()
     end
     return failure and 'cancelled' or 'waiting', NEVER, fields
 end
@@ -356,7 +356,7 @@ local function add_member(batch, id)
     local state = exists(id) and read_fields(id, 'state')
     safe_call('HINCRBY', JOB .. batch, 'members', 1)
     if not state then
-        safe_call('HSET', dependencies_key(batch), id, 'success met 0') -- it has left its key
+        safe_call('HSET', dependencies_key(batch), id, 'success met 0') -- deleted, but its key is still there
         return
     end
     safe_call('HINCRBY', JOB .. batch, 'waits', 1)
@@ -420,7 +420,7 @@ end
 local function store(id, spec, when, payload, key, keep_for, options, has_client_id, unique, expires, partition_field,
     after, is_batch)
     local owner = key and owner_of(key)
-    if owner and (owner ~= id or not exists(id)) then -- its own key, which it took before, outlives it
+    if owner and (owner ~= id or not exists(id)) then -- unless the key is its own, from an earlier life of this id
         return owner
     elseif exists(id) then
         if key and not owner then
@@ -500,7 +500,7 @@ local function write_members(from)
         n = n + 1
         local _, batch = relation_of(at, is_extended)
         if batch and not left_out[ARGV[at]] then
-            add_member(batch, aliases[batch_ids[n]] or batch_ids[n])
+            add_member(batch, aliases[given_ids[n]] or given_ids[n])
         end
     end)
     for batch in string.gmatch(ARGV[from], ' (%S+)') do
@@ -566,7 +566,7 @@ local function store_batch(from)
             has_client_id, unique, expires, partition_field, dependencies_of(n, is_extended),
             (relation_of(n, is_extended))
         )
-        batch_ids[#batch_ids + 1], answers[#answers + 1] = ARGV[n], answer
+        given_ids[#given_ids + 1], answers[#answers + 1] = ARGV[n], answer
         if answer == 1 and is_extended and ARGV[n + 10] ~= '' then
             local record = cmsgpack.unpack(ARGV[n + 10])
             for m = 1, #record, 1000 do

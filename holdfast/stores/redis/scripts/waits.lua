@@ -2,7 +2,7 @@
 -- What jobs wait for. A waiter's dependencies are in the hash `dependencies:WAITER`: job → "CONDITION STATE WAIT". WAIT
 -- is 0 for those given at its submission, else the number of the wait for which it started this child. The waiters of a
 -- job are in `dependents:JOB`, all scores 0. The field `waits` of a waiter is the number of its dependencies that are
--- not met, or 1 for a signal; a dependency of another wait than `waitNumber` says is not counted. A batch has the fields
+-- not met, or 1 for a signal; only dependencies whose WAIT is 0 or equals `waitNumber` count. A batch has the fields
 -- `members` and `failed`; its `waits` counts members that have not ended, and 1 more while it has the field `submitting`.
 local resolved = {} -- jobs that this script has made due or cancelled since their waits are over
 local ENDED_STATES = { succeeded = true, dead = true, cancelled = true }
@@ -58,7 +58,8 @@ local function make_waits()
         count(spec.queue, 'waiting', -1)
         count(spec.queue, 'scheduled', 1)
         notify('ready_jobs', 'queue:' .. spec.queue)
-        sender, resolved[id] = '', true
+        notify_caller_too()
+        resolved[id] = true
     end
 
     local cancelled_entries = {}
@@ -73,7 +74,8 @@ local function make_waits()
         count(spec.queue, 'cancelled', 1)
         count_unstarted(partition_field_of(id, spec), -1)
         ended_ids[#ended_ids + 1] = id
-        sender, resolved[id] = '', true
+        notify_caller_too()
+        resolved[id] = true
     end
 
     local function write_cancelled()
@@ -126,7 +128,8 @@ local function make_waits()
         count(spec.queue, state, 1)
         count_unstarted(partition_field_of(id, spec), -1)
         ended_ids[#ended_ids + 1] = id
-        sender, resolved[id] = '', true
+        notify_caller_too()
+        resolved[id] = true
         if call('HGET', JOB .. id, 'hasDependents') then
             note_end(id, state)
         end

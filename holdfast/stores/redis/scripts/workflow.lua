@@ -250,7 +250,7 @@ if is_first or not wait then
     wait = int(safe_call('HINCRBY', JOB .. parent, 'waitNumber', 1))
 end
 local open, edges, children, seen = 0, {}, {}, {}
-for n, given in ipairs(batch_ids) do
+for n, given in ipairs(given_ids) do
     local child = aliases[given] or given
     local state = read_fields(child, 'state') or '' -- it was deleted
     children[n] = { child, state }

@@ -340,7 +340,7 @@ class Admission:
                 self._reserve(demands)
             if free_at <= self._now_us:
                 return KEEPS_START_TAG
-            if len(buckets) == 1 or not reserves:  # no other partition of its queue takes from it
+            if len(buckets) == 1 or not reserves:  # no other partition of its queue shares its bucket
                 return free_at
             return light_at if light_at > self._now_us else self._keep_start_tag(demands, free_at)
         for bucket, weight, *_, after in demands:
@@ -399,7 +399,7 @@ class Admission:
 
 
 def take_tokens(values: LimitValues, full_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:
-    """Returns the instant at which all tokens are back once these are given, and the first one at which they can be."""
+    """Returns when all tokens will be back after these are taken, and the earliest instant at which they can be."""
     interval = values.interval_us or 0
     tokens = min(tokens, values.burst)  # more than it ever holds: all of them
     full_at = max(full_at_us, now_us) + tokens * interval

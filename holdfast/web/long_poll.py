@@ -21,7 +21,7 @@ from holdfast.stores.base import ClaimRequest
 from holdfast.web.remote_workers import RemoteWorkers
 from holdfast.worker.reporting import emit_claim
 
-_MAX_SEARCH = 5.0  # seconds for which one claim defers jobs whose tasks its worker lacks
+_MAX_SEARCH = 5.0  # seconds for which a claim that meets only unknown tasks gives them back and claims again
 _MIN_PAUSE = 0.01  # seconds between two rounds, even if a job is due
 _QUARANTINE_MEMORY = 60.0  # seconds to expect a quarantined job after one was seen
 

@@ -99,8 +99,9 @@ class _Connection:
             if end is not None:  # None: a TLS client had gone before its connection was made
                 with suppress(OSError):  # it is closed already
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
-        self._client.transport.abort()
-        self._server.transport.abort()
+        for writer in (self._client, self._server):
+            with suppress(AttributeError):  # in Python before 3.11.5, where TLS has ended already
+                writer.transport.abort()
         self.to_server.set()
         self.to_client.set()
 

@@ -109,7 +109,7 @@ class PostgresClaimBuilder:
         self.has_jobs_left = self.has_jobs_left or some
 
     def to_claim(self, *, receives_notifications: bool = False) -> Claim:
-        """Returns the result of the claim. ``receives_notifications``: of each job that becomes ready."""
+        """Returns the result of the claim. ``receives_notifications``: this process is notified of each ready job."""
         jobs_left = self.has_jobs_left or self.has_seen_limits or self.quarantined or self.stopped_at_last_attempt
         return Claim(
             jobs=self.jobs,

@@ -10,8 +10,8 @@ another transaction had locked) is found by the next scan from the start. It com
 
 - at once, where this process made the job ready itself while no scan was under way, or where behind the cursor there
   is nothing,
-- ``INTERVAL`` after the last one began, or where that one was expensive, late enough for scans to take no more than a
-  tenth of the time; after a notification of the queue as early as that rule allows,
+- ``INTERVAL`` after the last one began, or later if that one was expensive: scans take at most a tenth of the time.
+  After a notification of the queue only that rule holds,
 - and never later than ``LONGEST`` after the last one began. **That is the bound**: a worker that goes on claiming
   passes no job over for longer, plus the one claim that is under way.
 

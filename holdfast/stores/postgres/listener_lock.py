@@ -28,13 +28,13 @@ from contextlib import contextmanager
 from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.pool import Connection
 
-CLAIM_INTERVAL = 0.001  # seconds between two claims without the lock: while claims find jobs, or until it is held
+CLAIM_INTERVAL = 0.001  # seconds between claims of a process without the lock: it is busy, or is taking it
 _RECHECKS = (0.0, 0.004, 0.02, 0.084)  # seconds after it took the lock, at which a process claims again
 RECHECK_SECONDS = _RECHECKS[-1]
-"""A process that took the lock sees what is committed within so many seconds without a notification."""
-_WINDOW = 0.05  # seconds over which the claims that found jobs are counted
-_POLL_FROM, _LISTEN_BELOW = 10, 5  # such claims: from then on it polls; below that it waits for notifications again
-_UNUSED = 0.1  # seconds without a wait, after which the lock is released
+"""For so long after it took the lock a process claims again: it finds jobs whose submission did not notify."""
+_DECAY_SECONDS = 0.05  # in which the count of recent claims that found jobs falls to a third
+_POLL_FROM, _LISTEN_BELOW = 10, 5  # recent claims that found jobs: with so many a process polls, with fewer it listens
+_RELEASE_AFTER = 0.1  # seconds without a wait, after which the lock is released
 _TIMEOUT = 5.0  # seconds to take or release it
 
 
@@ -51,7 +51,7 @@ class ListenerLock:
         self.changed = asyncio.Event()
         """Set when ``adjust_lock`` is to be called."""
         self._rechecks: list[float] = []
-        self._found, self._noted_at = 0.0, 0.0  # claims that found jobs, lately
+        self._recent_finds, self._counted_at = 0.0, 0.0  # claims that found jobs, lately
         self._was_busy = False
         self._open_waits = 0
         self._waited_at = 0.0
@@ -95,7 +95,7 @@ class ListenerLock:
             self._open_waits -= 1
             self._waited_at = time.monotonic()
             if not self._open_waits and self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(_UNUSED, self._release_unused)
+                self._timer = asyncio.get_running_loop().call_later(_RELEASE_AFTER, self._release_unused)
 
     def _longest_wait(self) -> float:
         if self._connection is None:
@@ -111,17 +111,17 @@ class ListenerLock:
 
     def count_claim(self, *, found: bool) -> None:
         """Notes that a claim of this process found jobs, or did not."""
-        self._found, self._noted_at = self._lately() + found, time.monotonic()
+        self._recent_finds, self._counted_at = self._decayed_finds() + found, time.monotonic()
         if self.is_busy:
             self._want(wanted=False)
 
-    def _lately(self) -> float:
-        return self._found * math.exp((self._noted_at - time.monotonic()) / _WINDOW)
+    def _decayed_finds(self) -> float:
+        return self._recent_finds * math.exp((self._counted_at - time.monotonic()) / _DECAY_SECONDS)
 
     @property
     def is_busy(self) -> bool:
         """Returns True while this process finds jobs so often that it polls for them."""
-        self._was_busy = self._lately() >= (_LISTEN_BELOW if self._was_busy else _POLL_FROM)
+        self._was_busy = self._decayed_finds() >= (_LISTEN_BELOW if self._was_busy else _POLL_FROM)
         return self._was_busy
 
     def _release_unused(self) -> None:
@@ -129,10 +129,10 @@ class ListenerLock:
         if self._open_waits:
             return
         unused = time.monotonic() - self._waited_at
-        if unused >= _UNUSED:
+        if unused >= _RELEASE_AFTER:
             self._want(wanted=False)
         else:
-            self._timer = asyncio.get_running_loop().call_later(_UNUSED - unused, self._release_unused)
+            self._timer = asyncio.get_running_loop().call_later(_RELEASE_AFTER - unused, self._release_unused)
 
     def close(self) -> None:
         """Stops the timer."""

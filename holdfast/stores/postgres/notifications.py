@@ -1,13 +1,13 @@
 """Waiters, and the notifications that wake them.
 
-Waiters of this process are called directly; other processes receive a NOTIFY. Of ready queues and of ends of jobs none
-is sent while no process waits for one (``listener_lock``). A NOTIFY inside the submitting transaction takes a lock that
-all notifying transactions share until they commit. So of the store's own transactions only that of a single job
-notifies, and only some time after the last notification of its process; callers' transactions notify as they commit.
-All others are sent after the commit, on a connection of their own: one at a time, ``INTERVAL`` seconds apart, and
+Waiters of this process are called directly; other processes receive a NOTIFY. While no process waits, none is sent
+about ready jobs or ends of jobs (``listener_lock``). A NOTIFY inside a transaction takes a lock that all notifying
+transactions hold until they commit. So of the store's own transactions only that of a single job notifies, and only if
+this process has not notified just before; callers' transactions notify as they commit. All others are sent after the
+commit, on a connection of their own: one at a time, ``INTERVAL`` seconds apart, and
 further apart if the server is slow. Topics that arrive meanwhile share the next one. A lost NOTIFY costs one poll. One
-channel carries what workers wait for, the other the ends of jobs; a process listens to it from the first time on that
-it awaits a job.
+channel carries what workers wait for, the other the ends of jobs: a process listens to that one once it has awaited a
+job.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.listener_lock import ListenerLock
 from holdfast.stores.postgres.pool import Connection, PostgresPool
 
-INTERVAL = 0.002  # seconds between two notifications of a process on a channel, at least,
-SLOWDOWN = 3.0  # and so many times as long as a notification takes, which is long where the server is busy,
-MAX_INTERVAL = 0.25  # but no longer than this: a server that was stuck has recovered
+INTERVAL = 0.002  # seconds between two notifications of a process on a channel, at least
+SLOWDOWN = 3.0  # the interval is at least so many times the duration of a notification: the server is busy
+MAX_INTERVAL = 0.25  # seconds between two notifications, however slow they are
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
 _MAX_NAMED = 150  # ended jobs sent by id; more do not fit, and are sent as "some"
 

@@ -1,6 +1,6 @@
 -- Every statement of the PostgreSQL store. Batches are arrays. `holdfast.` stands for the schema the store was given.
 -- `column + 0` keeps the planner off a partial index that looks selective while few rows are in that
--- state; (+state) is how some indexes are spelled, so that only statements that spell it so use them. A range is written as a
+-- state; some indexes are defined on (+state): only statements that also write (+state) can use them. A range is written as a
 -- comparison of rows, `(state, ended_at) <= (…)`: the planner then scans the index in its order instead of sorting. No clock function:
 -- :now is the server's, one for each statement (encoding.py). Rows that are to be changed are locked `for no key update`:
 -- a transaction that holds a key share, as one with a foreign key to a job does, does not block the job's lease.
@@ -185,8 +185,8 @@ select pg_notify(:channel, :payload) where
 select pg_notify(:channel, :payload);
 
 -- own: insert_one_job
--- Where a process waits for ready jobs it notifies inside its transaction, unless `channel` is null; then the answer is 'to notify',
--- and the caller notifies after the commit.
+-- If a process waits for ready jobs: with a channel it notifies in this transaction ('notified'); without one, the caller notifies after
+-- the commit ('to notify'). Else 'no listener'.
 -- include: uniform
 (select :id::uuid, :payload::text) as d (id, payload)
 returning created_at, case when
@@ -255,8 +255,8 @@ select queue from named where queue is not null;
 
 -- own: claim
 -- Takes of each queue up to its slots, from its cursor on, up to the first job on its last attempt beyond :max_must_start. Where
--- jobs are due and :promote asks for it, takes nothing: they are made ready first. Nor where a suspect can start: then
--- claim_with_suspects takes. Always answers with one row at least, and names a queue at which a last attempt stopped the claim.
+-- jobs are due and :promote asks for it, takes nothing: they are made ready first. Nor where a suspect can start: the
+-- caller then runs claim_with_suspects. Returns at least one row, which names a queue at which a last attempt stopped the claim.
 -- include: claim_begin
 ), has_suspects as materialized (
     select :max_must_start > 0 and not (select is_due from due) and exists (

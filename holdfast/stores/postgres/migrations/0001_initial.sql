@@ -223,7 +223,7 @@ from holdfast.job;
 -- A key for a job, unless another job holds it: {"key", "during", "window_us", "on_conflict"}, as core.models.UniqueKey. Answers
 -- the job that has it. Two transactions with one key meet at the primary key: the second insert waits for the first to end.
 -- Under READ COMMITTED each statement of a function has a new snapshot, so the select behind it sees the job of the first.
--- An owner that `add_job` will change is locked before it is looked at: a claim of it ends first, and it is found to be running.
+-- If `add_job` may change the owner, its row is locked first: a concurrent claim of it ends before its state is read.
 create function holdfast.take_unique(new_id uuid, unique_key json, now_us bigint) returns uuid
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -258,7 +258,7 @@ $$;
 
 -- One job after another, keys and tags included; the rows of `holdfast.submit` and of the store's keyed batches.
 -- A key is free once its job's row is gone and its own lifetime is over; a race for it is decided as in `take_unique`. A job whose
--- unique key another holds is not stored; `changed`: the other one waits, and was replaced or rescheduled instead. `unique_key` is as in
+-- unique key another holds is not stored; `changed`: that one had not started, and was replaced or rescheduled. `unique_key` is as in
 -- `take_unique`. It is in the options too, but no function reads those: JSON with \u0000 makes `->` fail. `is_waiting`: it waits for other jobs, which
 -- `add_dependencies` adds in the same transaction.
 create function holdfast.add_job(
@@ -273,7 +273,7 @@ declare
     stored boolean;
     added bigint;
 begin
-    -- No lock on a key that stands for a job already: a caller's transaction may be long, and others ask for the same key.
+    -- An existing key is not locked: a caller's transaction may be long, and would block others that submit this key.
     while new_key is not null loop
         insert into holdfast.key as k (key, job_id, keep_until) values (new_key, new_id, new_keep_until)
         on conflict do nothing;
@@ -336,15 +336,15 @@ insert into holdfast.identity values (gen_random_uuid());
 -- Each function takes what it needs as one text of JSON, which every driver can send. None depends on the caller's
 -- search_path or on how the session reads backslashes. `btrim('holdfast.', '".')` is the schema's name.
 
--- Say so, once this transaction is committed: the channel of what is ready, or of what has ended.
+-- Sends a NOTIFY when this transaction is committed, on the channel of ready jobs or of ends of jobs.
 create function holdfast.notify(kind text, topics text[]) returns void language plpgsql as $$
 declare
-    heard text := (select string_agg(distinct t, chr(10)) from unnest(topics) t);
+    payload text := (select string_agg(distinct t, chr(10)) from unnest(topics) t);
 begin
-    if octet_length(heard) > 7900 then
-        heard := case kind when 'ready' then 'queue:*' || chr(10) || 'due:*' || chr(10) || 'worker:*' else 'job:*' end;
+    if octet_length(payload) > 7900 then
+        payload := case kind when 'ready' then 'queue:*' || chr(10) || 'due:*' || chr(10) || 'worker:*' else 'job:*' end;
     end if;
-    perform pg_notify(btrim('holdfast.', '".') || '_' || kind, 'sql' || chr(10) || heard);
+    perform pg_notify(btrim('holdfast.', '".') || '_' || kind, 'sql' || chr(10) || payload);
 end
 $$;
 
@@ -1093,8 +1093,8 @@ begin
 end
 $$;
 
--- Takes up to `max_jobs` jobs under limits of these queues, by the rules of core.limits.Admission, whose names it has; `isolated`:
--- one quarantined job, the first whose partition is not blocked, of up to `max_read` partitions. Always answers with one row at least. Takes nothing where jobs fell due after `due_after` (`due`), or a limited queue has jobs
+-- Takes up to `max_jobs` jobs under limits of these queues, by the rules of core.limits.Admission; `isolated`: one quarantined job,
+-- the first whose partition is not blocked, of up to `max_read` partitions. Returns at least one row. Takes nothing where jobs fell due after `due_after` (`due`), or a limited queue has jobs
 -- without a partition (`unassigned`), if the caller asks for that. What it does:
 -- 1. Takes the lock of limits: one claim at a time. Under READ COMMITTED each statement sees what was committed before it, so
 --    the counts are exact. The instant is read after the count: no job starts before the end that made room.

@@ -388,7 +388,7 @@ local function check_bucket(bucket, weight)
     return free_at, concurrency and bucket.used + bucket.reserved + math.min(weight, concurrency) > concurrency
 end
 
--- Returns nil or false if all buckets admit a job now; else an instant, 0 for the end of a running job, and the bucket.
+-- Returns nil or false if all buckets admit a job now; else the instant to wait for, 0 for the end of a running job, and the bucket.
 local function find_blocking_bucket(job_buckets, weights)
     local free_at, lacking_bucket, blocking = now, nil, nil
     for n = 1, #job_buckets do

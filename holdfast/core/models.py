@@ -232,8 +232,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def has_extras(self) -> bool:
         """Returns True if it has a key, options, an expiry, dependencies, members or steps: most jobs have none."""
         is_keyed = self.key is not None or self.options is not None
-        expires = self.expires_in is not None or self.expires_at_us is not None
-        return is_keyed or expires or self.is_batch or bool(self.after or self.record)
+        return is_keyed or bool(self.after or self.is_batch or self.record or self.expires)
 
     @property
     def unique(self) -> UniqueKey | None:

@@ -233,7 +233,7 @@ async def test_cursor_that_was_never_issued_is_harmless(
     assert await store.query.count(JobFilter()) == 1
 
 
-async def test_no_mark_leads_back_further_than_the_window(store: Store, clock: ManualClock) -> None:
+async def test_no_cursor_leads_back_further_than_the_window(store: Store, clock: ManualClock) -> None:
     """Made up: else a client could have everything that ever ended read, again and again."""
     setback = await running(store)
     await store.queueing.settle([failing(setback, delay=HOUR)])

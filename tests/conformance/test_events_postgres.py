@@ -206,7 +206,7 @@ async def _slowly(link: Any, store: Store, clock: ManualClock, job: Job, chance:
     await (transaction.rollback() if chance.random() < 0.2 else transaction.commit())
 
 
-async def test_a_mark_of_another_server_is_a_gap(store: Store, clock: ManualClock) -> None:
+async def test_a_cursor_of_another_server_is_a_gap(store: Store, clock: ManualClock) -> None:
     event_reader = await begun(store, clock)
     at, top, *_ = event_reader.cursor.split(".")
     event_reader.cursor = f"{at}.{int(top) + 10**9}"

@@ -100,7 +100,7 @@ class _Connection:
                 with suppress(OSError):  # it is closed already
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
         for writer in (self._client, self._server):
-            with suppress(AttributeError):  # in Python before 3.11.5, where TLS has ended already
+            with suppress(AttributeError):  # of Python 3.11.2, where TLS has ended already
                 writer.transport.abort()
         self.to_server.set()
         self.to_client.set()

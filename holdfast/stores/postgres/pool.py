@@ -414,8 +414,6 @@ class PostgresPool:
         conflicts = 0
         while True:
             try:
-                if ends is None:
-                    return await self._with_connection(once, give_up)
                 async with asyncio.timeout_at(ends):
                     return await self._with_connection(once, give_up)
             except _CONFLICT as error:

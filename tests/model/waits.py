@@ -214,7 +214,7 @@ class Waits:
         statuses = []
         for job_id in ids:
             other = self.jobs.get(job_id)
-            if other is not None:
+            if other is not None and job_id != lease.job_id:  # a child may have the job's own key
                 state = resolve(Condition.END, other.state)
                 job.dependencies[job_id] = ModelDependency(job_id, Condition.END, state, job.wait)
             statuses.append(ChildStatus(job_id, None if other is None else other.state))

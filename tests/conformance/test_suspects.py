@@ -46,6 +46,18 @@ async def test_no_more_suspects_than_are_welcome(store: Store, clock: ManualCloc
     assert sorted(job.lost_leases for job in jobs) == [0, 0, 0, 1, 1]
 
 
+async def test_a_suspect_too_many_is_passed_over_among_given_ids(store: Store, clock: ManualClock) -> None:
+    suspects = await put(store, *[new_job(priority=100) for _ in range(3)])
+    await take(store)
+    await lose_all(store, clock)
+    innocents = await put(store, *[new_job() for _ in range(3)])
+
+    brought = await claim(store, ids=[*suspects, *innocents], capacity={"default": 3}, max_must_start=1)
+
+    assert [job.id for job in brought.jobs] == [suspects[0], *innocents[:2]]
+    assert not brought.stopped_at_last_attempt
+
+
 async def test_suspects_count_towards_limit_and_wants(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job(priority=100) for _ in range(5)])
     await take(store)

@@ -90,6 +90,7 @@ class SqliteClaimBuilder:
                 queue=None if every else queue,
                 excluded=as_json(sorted(excluded)),
                 max_tier=max_tier,
+                max_must_start=self._must_start_left,
                 limit=slots_left,
             )
         return len(ids) - len(self.jobs)

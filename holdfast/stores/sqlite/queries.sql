@@ -243,14 +243,19 @@ select exists (select 1 from holdfast_job where state = 0 and partition is null 
     exists (select 1 from holdfast_job where state = 0 and partition is null and min(lost_leases, 2) = 1 and queue = :queue);
 
 -- own: pick_ids
+-- Of the jobs that lost their last lease the first :max_must_start.
 select -- include: claimed
 from (
-    select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options
-    from json_each(:ids) d cross join holdfast_job j on j.id = d.value
-    where +j.state = 0 and min(j.lost_leases, 2) <= :max_tier and j.partition is null
-      and (:queue is null or j.queue = :queue) and j.queue not in (select value from json_each(:excluded))
-      and -- include: unexpired
-    order by rank, run_at, j.seq limit :limit
+    select * from (
+        select j.seq, j.id, task, queue, payload, claims, attempts, max_attempts, rank, lost_leases, run_at, created_at, options,
+            sum(j.lost_leases > 0) over (order by rank, run_at, j.seq) as suspects
+        from json_each(:ids) d cross join holdfast_job j on j.id = d.value
+        where +j.state = 0 and min(j.lost_leases, 2) <= :max_tier and j.partition is null
+          and (:queue is null or j.queue = :queue) and j.queue not in (select value from json_each(:excluded))
+          and -- include: unexpired
+    )
+    where lost_leases = 0 or suspects <= :max_must_start
+    order by rank, run_at, seq limit :limit
 ) picked;
 
 -- name: promote_ids

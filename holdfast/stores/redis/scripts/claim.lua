@@ -503,20 +503,25 @@ for _, slot_name in ipairs(slot_names) do
         end
         return is_before(a.position, b.position)
     end)
-    for n = 1, math.min(#candidates, queue_slots[slot_name], max_jobs - claimed_count) do
-        local job = candidates[n]
-        if tier_of(job.lost_leases) > 0 or is_last_attempt(job.spec, job) then
-            if max_must_start <= 0 then
-                stopped_at_last_attempt = 1
-                break
+    local free_slots = math.min(queue_slots[slot_name], max_jobs - claimed_count)
+    for _, job in ipairs(candidates) do
+        local is_suspect = tier_of(job.lost_leases) > 0
+        local must_start = is_suspect or is_last_attempt(job.spec, job)
+        local is_beyond = must_start and max_must_start <= 0
+        if free_slots <= 0 then
+            break
+        elseif is_beyond and not is_suspect then
+            stopped_at_last_attempt = 1
+            break
+        elseif not is_beyond then -- a suspect beyond max_must_start is passed over
+            max_must_start = max_must_start - (must_start and 1 or 0)
+            free_slots = free_slots - 1
+            transitions().dequeue(job.id, job.spec, job.state, to_number(job.lost_leases))
+            if job.state == 'waiting' then
+                call('HDEL', JOB .. job.id, 'reason')
             end
-            max_must_start = max_must_start - 1
+            claim_job(job)
         end
-        transitions().dequeue(job.id, job.spec, job.state, to_number(job.lost_leases))
-        if job.state == 'waiting' then
-            call('HDEL', JOB .. job.id, 'reason')
-        end
-        claim_job(job)
     end
 end
 write_leases()

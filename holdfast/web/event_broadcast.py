@@ -7,6 +7,7 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from contextvars import Context
 from datetime import timedelta
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -123,7 +124,7 @@ class EventBroadcaster:
         store = await self._app.open_store()
         begin = await store.query.events(None, limit=_PAGE_SIZE, max_age=_REPLAY_WINDOW)
         self._cursor, self.public_cursor, self._sent = begin.cursor, begin.public_cursor, SeenEvents()
-        self._reading = asyncio.create_task(self._read_while_subscribed(), name="holdfast-feed")
+        self._reading = asyncio.create_task(self._read_while_subscribed(), name="holdfast-feed", context=Context())
 
     async def _read_while_subscribed(self) -> None:
         while self._subscribers:

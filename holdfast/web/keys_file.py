@@ -15,6 +15,7 @@ import stat
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -237,7 +238,7 @@ class KeyUsage:
         """This key was used now."""
         self._used[key_id] = datetime.now(UTC)
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write_when_due())
+            self._writing = asyncio.create_task(self._write_when_due(), context=Context())
 
     async def _write_when_due(self) -> None:
         while self._used:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
+from contextvars import Context
 from datetime import timedelta
 
 import msgspec
@@ -170,7 +171,7 @@ class PendingClaims:
         self._pending[pending] = None
         self._changed.set()
         if self._serving is None or self._serving.done():
-            self._serving = asyncio.create_task(self._serve_pending(), name="holdfast-claims")
+            self._serving = asyncio.create_task(self._serve_pending(), name="holdfast-claims", context=Context())
         return pending
 
     def update_request(self, pending: PendingClaim, request: RemoteClaimRequest) -> None:

@@ -85,7 +85,7 @@ class RemoteWorkers:
             heartbeat = msgspec.structs.replace(heartbeat, succeeded=succeeded, failed=failed)
         try:
             return await self._send(heartbeat, leases, lease_for)
-        except HoldfastError:
+        except (HoldfastError, asyncio.CancelledError):
             known.succeeded += succeeded
             known.failed += failed
             raise

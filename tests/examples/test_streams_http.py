@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from fastapi import HTTPException
 
 from tests.examples.common import PATIENCE, until
 from tests.examples.readme import free_ports
@@ -188,6 +189,16 @@ def test_gateway_refuses_a_body_in_one_line(streams: Streams, body: str, status:
     assert refused.status_code == status
     assert refused.json()["detail"].startswith(detail)
     assert len(refused.content) < 1000
+
+
+def test_gateway_passes_on_when_to_try_again() -> None:
+    from streams.gateway import read_answer
+
+    refusal = httpx.Response(503, json={"detail": "the store does not answer"}, headers={"Retry-After": "7"})
+    with pytest.raises(HTTPException) as passed:
+        read_answer(refusal)
+    assert (passed.value.status_code, passed.value.detail) == (503, "the store does not answer")
+    assert passed.value.headers == {"Retry-After": "7"}
 
 
 def test_gateway_refuses_a_wrong_query_in_one_line(streams: Streams) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry import trace
 
+from holdfast.core.events import LeaseAcquired
 from holdfast.core.models import Job
 from holdfast.telemetry.trace_context import trace_id_of
 from tests.support.spans import Spans, identity, inside
@@ -80,6 +83,24 @@ def test_request_that_is_already_traced_gets_no_second_span(api: Api) -> None:
 
     api.run(mounted())
     assert [span.name for span in spans.ended] == ["their own"]
+
+
+def test_a_waiting_claim_is_served_outside_of_every_trace(api: Api) -> None:
+    """One task serves the claims that wait, those of other requests than the one that started it too."""
+    seen: list[trace.SpanContext] = []
+    api.app.events.subscribe(lambda _: seen.append(trace.get_current_span().get_span_context()), LeaseAcquired)
+
+    async def claim_waiting() -> None:
+        with inside("their own"):
+            claim = {"worker": "js-1", "wait": 30, "limit": 1}
+            claiming = asyncio.create_task(api.send("POST", "/v1/claims", json=claim))
+        await api.until(api.app.workers)
+        await asyncio.sleep(0.1)  # then the claim has found nothing, and waits
+        await api.send("POST", "/v1/jobs", json={"task": "work", "payload": {}})
+        assert len((await claiming).json()["jobs"]) == 1
+
+    api.run(claim_waiting())
+    assert [context.is_valid for context in seen] == [False]
 
 
 def test_health_checks_make_no_spans_and_failures_do(api: Api) -> None:

@@ -124,14 +124,15 @@ async def call(http: httpx.AsyncClient, method: str, service: str, path: str, **
 
 
 def read_answer(answer: httpx.Response) -> Any:
-    """Returns the body of a service's answer; an error keeps its status and its text."""
+    """Returns the body of a service's answer; an error keeps its status, its text and its Retry-After."""
     if answer.is_success:
         return answer.json()
     try:
         detail = answer.json()["detail"]
     except (ValueError, LookupError):
         detail = answer.text[:300]
-    raise HTTPException(answer.status_code, detail)
+    kept = {name: answer.headers[name] for name in ["Retry-After"] if name in answer.headers}
+    raise HTTPException(answer.status_code, detail, kept)
 
 
 settings = Settings.load(directory=Path(__file__).parent, environ={}, url="sqlite:///:memory:", api_service="gateway")

@@ -35,6 +35,7 @@ from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.remote_workers import RemoteEnding
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 from holdfast.worker.executors.outcome import storable_text, traceback_tail
+from holdfast.worker.reporting import emit_lease_lost
 
 _FAILED = (Reason.ERROR, Reason.TIMEOUT, Reason.CRASHED, Reason.RESOURCE)
 _DEAD = (Reason.NON_RETRYABLE, Reason.PAYLOAD, Reason.ENCRYPTED, Reason.RESULT, Reason.NO_HANDLER)
@@ -273,6 +274,9 @@ def _refused(call: RequestContext, worker: str, record: LeaseRecord, asked: Sett
     ours = job.worker == worker and job.claims == record.lease.claims and (job.state is asked.state or deferred)
     repeated = ours and job.reason in (None, asked.reason)
     goes_on = repeated and job.state in (JobState.FAILED, JobState.SCHEDULED)
+    is_of_another = job.claims == record.lease.claims and job.worker not in (worker, None)
+    if not repeated and not is_of_another:
+        emit_lease_lost(call.app.events, job, worker)
     return SettledJob(
         id=job.id,
         verdict=SettlementVerdict.REPEATED if repeated else SettlementVerdict.LOST,

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -201,6 +202,21 @@ async def test_background_process_neither_holds_nor_outlives_its_job() -> None:
         assert answer["stdout"] == "hi\n"
         assert time.monotonic() - started < 30
         await until(lambda: not living_with(mark), 30)
+
+
+@on_both_loops
+async def test_a_command_that_has_run_needs_no_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its success would be taken for a failure, and it would run again."""
+    mark = f"63.{uuid.uuid4().int % 10**9}"
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:  # the loop's own end needs a thread
+        patched.setattr(threading.Thread, "start", refuse)
+        answer = await result(text=f"setsid -f sleep {mark}; echo hi")
+    assert answer["stdout"] == "hi\n"
+    await until(lambda: not living_with(mark), 30)
 
 
 @on_both_loops

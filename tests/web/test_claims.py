@@ -287,6 +287,8 @@ def test_to_settle_twice_is_harmless_and_says_so(api: Api, worker: Worker) -> No
 
 
 def test_a_lease_that_ran_out_is_lost(api: Api, worker: Worker, clock: ManualClock) -> None:
+    lost: list[LeaseLost] = []
+    api.app.events.subscribe(lost.append, LeaseLost)
     api.submit()
     job = worker.one()
     clock.advance(31)
@@ -296,6 +298,7 @@ def test_a_lease_that_ran_out_is_lost(api: Api, worker: Worker, clock: ManualClo
     again = worker.one()
     assert again["id"] == job["id"]
     assert worker.settle(job, "succeeded") == ("lost", "running")
+    assert [(each.job_id, each.worker_id) for each in lost] == [(job["id"], worker.name)] * 2
     assert worker.settle(again, "succeeded") == ("accepted", "succeeded")
     assert stored(api, job)["attempts"] == 2
 

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -90,6 +90,8 @@ class CommandRunner:
                 return _no_sandbox(error, error.remedy)
             except OSError as error:
                 return _release_command("put up the sandbox of", error.strerror or str(error))
+            except RuntimeError as error:  # no thread can be started
+                return _release_command("put up the sandbox of", str(error))
         async with contextlib.AsyncExitStack() as opened:
             try:
                 prepared = _PreparedCommand.prepare(command, policy, limits, mechanism, opened)
@@ -131,7 +133,7 @@ class _PreparedCommand:
             prepared.cwd = policy.resolve_directory(command.cwd)
         elif mechanism is not None:
             prepared.cwd = os.path.realpath(tempfile.mkdtemp(prefix="holdfast-"))
-            opened.push_async_callback(asyncio.to_thread, _remove_folder, prepared.cwd)
+            opened.push_async_callback(_run_in_thread, _remove_folder, prepared.cwd)
         if mechanism is not None and prepared.cwd is not None:
             prepared.environment.setdefault("TMPDIR", prepared.cwd)
             prepared.helpers = 2 if mechanism.namespaces else 0
@@ -162,6 +164,14 @@ class _PreparedCommand:
             )
         finally:
             self.launch.close_inherited()
+
+
+async def _run_in_thread(call: Callable[[str], object], argument: str) -> None:
+    """Runs what follows a command in a thread; here if none can be started, for the command has run."""
+    try:
+        await asyncio.to_thread(call, argument)
+    except RuntimeError:
+        call(argument)
 
 
 def _remove_folder(path: str) -> None:
@@ -306,7 +316,7 @@ class _RunningCommand:
         self.stderr.close()
 
     async def _kill_marked(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, kill_marked, self._mark)
+        await _run_in_thread(kill_marked, self._mark)
 
     def _end(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -101,7 +101,7 @@ class JobStats(msgspec.Struct, frozen=True):
         lately = self.count_by(lambda group: group.state, lambda group: group.recent)
         for state in TERMINAL:
             rate += lately.get(state, 0) / covered_seconds(
-                recent, ages.get(state, 0.0), whole=state not in self.at_least
+                recent, ages.get(state, 0.0), is_complete=state not in self.at_least
             )
         return rate
 
@@ -124,11 +124,11 @@ def full_states(numbers: Mapping[JobState, int], max_count: int, buckets: Sequen
     return frozenset(state for bucket in full for state in bucket)
 
 
-def covered_seconds(recent: timedelta, age: float, *, whole: bool) -> float:
+def covered_seconds(recent: timedelta, age: float, *, is_complete: bool) -> float:
     """Returns the length of the window that was counted in full: ``recent``, or at most ``age`` of the first job if the
-    count is not ``whole``. At least one second, since many jobs may end in an instant."""
+    count is not ``is_complete``. At least one second, since many jobs may end in an instant."""
     seconds = recent.total_seconds()
-    return max(1.0, seconds if whole else min(seconds, age))
+    return max(1.0, seconds if is_complete else min(seconds, age))
 
 
 def merge_groups(groups: Iterable[CountGroup]) -> list[CountGroup]:
@@ -195,8 +195,8 @@ def _rates(counted: Sequence[CountRow], recent: timedelta, max_count: int) -> Ma
     rates: defaultdict[str, float] = defaultdict(float)
     for state in TERMINAL:
         seen = [row for row in counted if row.state is state]
-        whole = sum(row.number for row in seen) < max_count
-        seconds = covered_seconds(recent, max((row.age_us for row in seen), default=0) / 1e6, whole=whole)
+        is_complete = sum(row.number for row in seen) < max_count
+        seconds = covered_seconds(recent, max((row.age_us for row in seen), default=0) / 1e6, is_complete=is_complete)
         for row in seen:
             rates[row.queue] += row.lately / seconds
     return rates

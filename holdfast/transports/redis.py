@@ -15,14 +15,14 @@ from redis import exceptions as driver
 
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.core.models import Overtaken
-from holdfast.stores.connections.redis import RedisPool, Script, in_batches, load_scripts
+from holdfast.stores.connections.redis import RedisPool, Script, load_scripts, split_parts
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.connections.redis_url import Server, parse_server
 from holdfast.transports.contract import Delivery, TransportKeys
 
 RECONNECT_TIMEOUT = 0.3  # seconds a call waits for a server that is away: enough to reconnect
 CALL_DEADLINE = 1.5  # seconds a call may take: a submission waits for no more, and over HTTP is answered within two
-_BATCH = 1000  # ids per call of a script
+_PART = 1000  # ids per call of a script
 _QUEUES_PER_CALL = 20  # queues per call of ``maintain``
 _MAX_WATCHED = 128  # queues that a consumer of every queue blocks on
 _BLOCK = 15.0  # seconds of one blocking command, which proves the connection alive
@@ -73,10 +73,10 @@ class RedisTransport(ABC):
         return await self.pool.evaluate(self._scripts[name], self.names, self.consumer, *arguments)
 
     async def run_grouped(self, name: str, grouped: Mapping[str, Sequence[Argument]]) -> None:
-        """Run a script that takes QUEUE, NUMBER and that many arguments, in batches."""
+        """Run a script that takes QUEUE, NUMBER and that many arguments, in parts."""
         for queue, arguments in grouped.items():
-            for batch in in_batches(arguments, _BATCH):
-                await self.run(name, queue, len(batch), *batch)
+            for part in split_parts(arguments, _PART):
+                await self.run(name, queue, len(part), *part)
 
     async def probe(self) -> None:
         await self.run("probe")
@@ -108,8 +108,8 @@ class RedisTransport(ABC):
 
     async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
         found: dict[str, int] = {}
-        for batch in in_batches(queues, _BATCH):
-            found |= zip(batch, map(int, await self.run("backlog", *batch)), strict=True)
+        for part in split_parts(queues, _PART):
+            found |= zip(part, map(int, await self.run("backlog", *part)), strict=True)
         return found
 
     async def ids(self, queue: str, *, limit: int) -> set[str] | None:
@@ -121,8 +121,8 @@ class RedisTransport(ABC):
         return list(map(text_of, ids)), int(republished)
 
     async def republish(self, queue: str, overtaken: Overtaken) -> int:
-        batches, times = in_batches(overtaken.ids, _BATCH), (overtaken.before_us, overtaken.now_us)
-        return sum([int(await self.run("republish", queue, *times, *ids)) for ids in batches])
+        parts, times = split_parts(overtaken.ids, _PART), (overtaken.before_us, overtaken.now_us)
+        return sum([int(await self.run("republish", queue, *times, *ids)) for ids in parts])
 
     async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:
         await self.run_grouped("add_dead_letters", dead)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,20 +11,10 @@ from holdfast.core.clock import ManualClock
 from holdfast.stores.base import Store
 from tests.conformance.support import Opener
 from tests.support.keys import Keys
-from tests.support.load import TEST_SECONDS
-from tests.support.sessions import TestLoop
+from tests.support.sessions import TestLoop, run_on_test_loop
 from tests.support.stores import CARRIED, MIGRATED, VERSIONS, one_of, stores_of
 
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test on the loop its fixtures were opened on."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    runner: TestLoop = pyfuncitem.funcargs["runner"]
-    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
-    return True
+pytest_pyfunc_call = run_on_test_loop
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ import pytest
 from holdfast import Holdfast
 from holdfast.core import models
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.ids import new_id
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import (
@@ -91,6 +92,11 @@ class _NoBackoff:
 def new_job(task: str = "work", **fields: Any) -> NewJob:
     """A job to submit, with an id of its own and an empty payload by default."""
     return NewJob(**{"id": new_id(), "task": task, "payload": "{}", **fields})
+
+
+def after(*job_ids: str, on: Condition = Condition.SUCCESS, **fields: Any) -> NewJob:
+    """A job that waits for others."""
+    return new_job(after=tuple(Dependency(job_id, on) for job_id in job_ids), **fields)
 
 
 async def put(store: Store, *jobs: NewJob) -> list[str]:

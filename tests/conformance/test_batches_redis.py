@@ -13,7 +13,7 @@ from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.ids import as_ulid, new_id
 from holdfast.core.models import JobFilter, JobState, NewJob, Options, Reason
 from holdfast.stores.base import Store
-from holdfast.stores.redis.claiming import MAX_BATCH
+from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
 from holdfast.stores.redis.submission import encode_submission, find_complete_batches
 from tests.conformance.support import Opener, everything_agrees, new_job, put, settle, state_of, stored, take, take_ids
 from tests.support.keys import Keys
@@ -91,17 +91,17 @@ async def test_batch_whose_members_have_ended_is_repaired_to_its_end(store: Stor
 
 async def test_batch_of_several_parts_waits_for_its_last_part(store: Store, keys: Keys) -> None:
     batch = new_batch()
-    jobs = [batch, *[member(batch.id) for _ in range(2 * MAX_BATCH)]]
-    parts = [jobs[:MAX_BATCH], jobs[MAX_BATCH : 2 * MAX_BATCH], jobs[2 * MAX_BATCH :]]
+    jobs = [batch, *[member(batch.id) for _ in range(2 * MAX_PER_SCRIPT)]]
+    parts = [jobs[:MAX_PER_SCRIPT], jobs[MAX_PER_SCRIPT : 2 * MAX_PER_SCRIPT], jobs[2 * MAX_PER_SCRIPT :]]
     assert find_complete_batches(parts) == [[], [], [batch.id]]
-    assert encode_submission(parts[2], whole=False, complete=[batch.id])[0] == f"0b {batch.id}"
+    assert encode_submission(parts[2], in_one_piece=False, complete=[batch.id])[0] == f"0b {batch.id}"
     await put(store, *jobs)
     progress = await store.workflow.read_batch(batch.id)
     assert progress is not None
-    assert (progress.members, progress.ended) == (2 * MAX_BATCH, 0)
+    assert (progress.members, progress.ended) == (2 * MAX_PER_SCRIPT, 0)
     await everything_agrees(store, keys)
     for _ in range(2):
-        for job in await take(store, MAX_BATCH):
+        for job in await take(store, MAX_PER_SCRIPT):
             await settle(store, job)
     assert await state_of(store, batch.id) is SUCCEEDED
 

@@ -11,9 +11,10 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import NEVER_US, Condition, Dependency, DependencyInfo, DependencyState
 from holdfast.core.errors import Invalid
 from holdfast.core.ids import new_id
-from holdfast.core.models import JobState, NewJob, Options, Reason, UniqueKey
+from holdfast.core.models import JobState, Options, Reason, UniqueKey
 from holdfast.stores.base import Store
 from tests.conformance.support import (
+    after,
     claim,
     end,
     ended,
@@ -34,11 +35,6 @@ HOUR = timedelta(hours=1)
 OPEN, MET, FAILED = DependencyState
 SUCCESS, FAILURE, END = Condition
 WAITING, SCHEDULED, CANCELLED = JobState.WAITING, JobState.SCHEDULED, JobState.CANCELLED
-
-
-def after(*job_ids: str, on: Condition = SUCCESS, **fields: object) -> NewJob:
-    """A job that waits for others."""
-    return new_job(after=tuple(Dependency(job_id, on) for job_id in job_ids), **fields)
 
 
 async def put_after(store: Store, *job_ids: str, on: Condition = SUCCESS, **fields: object) -> str:

@@ -220,40 +220,31 @@ async def test_idle_program_ends_without_harm_to_a_newer_log(
     await opener.close()
 
 
-async def test_commit_is_not_acknowledged_if_shm_vanished_meanwhile(
-    opener: Opener, file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("suffix", "damage", "words"),
+    [("-shm", Path.unlink, "-shm"), ("-wal", cut, "-wal was cut to 0 bytes")],
+    ids=["shm-vanished", "log-cut"],
+)
+async def test_commit_is_not_acknowledged_after_damage_meanwhile(
+    opener: Opener,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    suffix: str,
+    damage: Callable[[Path], object],
+    words: str,
 ) -> None:
     store: Any = await opener()
     await put(store)
     queueing = store.queueing
     submit = queueing._submit
 
-    def submit_and_lose_shm(*arguments: object) -> object:
+    def submit_and_damage(*arguments: object) -> object:
         answers = submit(*arguments)
-        side(file, "-shm").unlink()
+        damage(side(file, suffix))
         return answers
 
-    monkeypatch.setattr(queueing, "_submit", submit_and_lose_shm)
-    with pytest.raises(StoreReplaced):
-        await put(store)
-    await opener.close()
-
-
-async def test_commit_is_not_acknowledged_if_the_log_was_cut_meanwhile(
-    opener: Opener, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store: Any = await opener()
-    await put(store)
-    queueing = store.queueing
-    submit = queueing._submit
-
-    def submit_and_cut_the_log(*arguments: object) -> object:
-        answers = submit(*arguments)
-        cut(side(file, "-wal"))
-        return answers
-
-    monkeypatch.setattr(queueing, "_submit", submit_and_cut_the_log)
-    with pytest.raises(StoreReplaced, match=r"-wal was cut to 0 bytes"):
+    monkeypatch.setattr(queueing, "_submit", submit_and_damage)
+    with pytest.raises(StoreReplaced, match=words):
         await put(store)
     await opener.close()
 

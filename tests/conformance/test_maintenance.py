@@ -8,14 +8,14 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.dependencies import Condition, Dependency
-from holdfast.core.models import JobFilter, JobState, NewJob, Reason
+from holdfast.core.models import JobFilter, JobState, Reason
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     LEASE,
     MINUTE,
     SECOND,
     Opener,
+    after,
     ended,
     ending,
     failing,
@@ -30,11 +30,6 @@ from tests.conformance.support import (
 )
 
 HOUR = timedelta(hours=1)
-
-
-def after(*job_ids: str) -> NewJob:
-    """A job that waits for others to succeed."""
-    return new_job(after=tuple(Dependency(job_id, Condition.SUCCESS) for job_id in job_ids))
 
 
 async def test_promote_makes_due_jobs_of_every_queue_ready(store: Store, clock: ManualClock) -> None:

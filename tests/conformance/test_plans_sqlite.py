@@ -252,7 +252,7 @@ PARAMETERS: dict[str, object] = {
     "claims": 1,
     "every": 0,
     "since": NOW,
-    "whole": 1,
+    "has_ended": 1,
     "at": NOW - ROWS,
     "job": "",
     "seq": 7,

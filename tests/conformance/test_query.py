@@ -186,7 +186,7 @@ async def test_a_page_without_time_ends_with_a_cursor_and_no_match_is_lost(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searches, "FIRST_PART", 3)
-    for size in ("_BATCH", "_SCANNED"):
+    for size in ("_PART", "_SCANNED"):
         monkeypatch.setattr(redis_query, size, 3)
     queues = ["rare" if number % 8 == 5 else "default" for number in range(20)]
     ids = await put(store, *[new_job(queue=queue) for queue in queues])

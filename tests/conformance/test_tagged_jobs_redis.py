@@ -36,7 +36,7 @@ async def test_jobs_added_during_a_search_are_awaited(
         return answer
 
     await put(store, tagged(), new_job(queue="idle"))
-    monkeypatch.setattr(query, "_BATCH", 1)
+    monkeypatch.setattr(query, "_PART", 1)
     monkeypatch.setattr(query, "_SCANNED", 1)
     monkeypatch.setattr(NamespacePool, "run", add_after_first_script)
     async with Holdfast(home, now=clock) as app:

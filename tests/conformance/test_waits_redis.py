@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.dependencies import Condition, Dependency, DependencyInfo, DependencyState
+from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
 from holdfast.core.errors import Invalid, Unavailable
 from holdfast.core.ids import as_ulid, new_id
 from holdfast.core.job_changes import JobChanges
@@ -20,6 +20,7 @@ from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     WORKER,
     Opener,
+    after,
     claim,
     ended,
     ending,
@@ -39,10 +40,6 @@ from tests.support.keys import Keys
 HOUR = timedelta(hours=1)
 TEN_SECONDS = timedelta(seconds=10)
 CANCELLED, SUCCEEDED, WAITING = JobState.CANCELLED, JobState.SUCCEEDED, JobState.WAITING
-
-
-def after(*job_ids: str, on: Condition = Condition.SUCCESS, **fields: object) -> NewJob:
-    return new_job(after=tuple(Dependency(job_id, on) for job_id in job_ids), **fields)
 
 
 async def suspended(store: Store, delay: timedelta | None = HOUR, queue: str = "default") -> Job:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 from collections import defaultdict
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ import asyncpg
 import pytest
 
 from holdfast.stores.postgres.pool import Connection, PostgresPool
+from tests.support.load import TEST_SECONDS
 
 T = TypeVar("T")
 _MAX = 8
@@ -42,6 +44,17 @@ class TestLoop:
         """Cancels the tasks that are left, as the end of asyncio.run does."""
         self.run(_end_tasks())
         self._shared.get_loop().set_exception_handler(None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def run_on_test_loop(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a coroutine test on the loop its fixtures were opened on; a ``pytest_pyfunc_call``."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    runner: TestLoop = pyfuncitem.funcargs["runner"]
+    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
+    return True
 
 
 async def _end_tasks() -> None:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.load import TEST_SECONDS
 from tests.support.redis import FLOORS, MAIN, Redis, shared
-from tests.support.sessions import TestLoop
+from tests.support.sessions import TestLoop, run_on_test_loop
 from tests.support.stores import CARRIED, MIGRATED
 from tests.transports.support import Pairing
 
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test on the loop whose stores hand on their sessions."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    runner: TestLoop = pyfuncitem.funcargs["runner"]
-    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
-    return True
+pytest_pyfunc_call = run_on_test_loop
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast
-from tests.support.load import TEST_SECONDS
-from tests.support.sessions import KeptSessions, TestLoop
+from tests.support.sessions import KeptSessions, TestLoop, run_on_test_loop
 from tests.support.stores import CARRIED, MIGRATED, SERVED, one_of, stores_of
 
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test on the loop whose stores hand on their sessions."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    runner: TestLoop = pyfuncitem.funcargs["runner"]
-    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=TEST_SECONDS))
-    return True
+pytest_pyfunc_call = run_on_test_loop
 
 
 @pytest.fixture(autouse=True)

@@ -275,7 +275,7 @@ class RedisPool:
         self,
         script: Script,
         keys: Sequence[str],
-        batches: Sequence[Sequence[Argument]],
+        calls: Sequence[Sequence[Argument]],
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
@@ -295,8 +295,8 @@ class RedisPool:
 
         async def run_once(connection: RedisConnection) -> list[Any]:
             sent.append(True)
-            commands = [(*head, *batch) for batch in batches]
-            unsure = len(batches) > 1 and script.sha not in connection.scripts
+            commands = [(*head, *arguments) for arguments in calls]
+            unsure = len(calls) > 1 and script.sha not in connection.scripts
             if unsure:  # else the first might find it unknown, and a later one, loaded meanwhile, known
                 commands.insert(0, ("SCRIPT", "LOAD", script.text))
                 connection.scripts.add(script.sha)
@@ -304,7 +304,7 @@ class RedisPool:
             missed = [index for index, reply in enumerate(replies) if isinstance(reply, driver.NoScriptError)]
             if missed:  # flushed, or a new server; EVAL brings the source along, so this cannot miss again
                 source = ("EVAL", script.text, *head[2:])
-                answers = await connection.ask_each([(*source, *batches[index]) for index in missed])
+                answers = await connection.ask_each([(*source, *calls[index]) for index in missed])
                 for index, answer in zip(missed, answers, strict=True):
                     replies[index] = answer
             for error in replies:
@@ -443,8 +443,8 @@ def _is_not_serving(error: BaseException) -> bool:
     return isinstance(error, driver.ResponseError) and _NOT_SERVING_TEXT.search(str(error)) is not None
 
 
-def in_batches(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:
-    """Yields the items in batches of at most ``most``, for one script call each."""
+def split_parts(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:
+    """Yields the items in parts of at most ``most``, for one script call each."""
     for start in range(0, len(items), most):
         yield items[start : start + most]
 

@@ -14,9 +14,9 @@ from holdfast.core.workers import WorkerCommand
 from holdfast.stores.base import AT_ONCE
 from holdfast.stores.common.requests import Chosen, SelectionAdmin
 from holdfast.stores.common.unconfirmed import perhaps_done
-from holdfast.stores.connections.redis import Script, in_batches
+from holdfast.stores.connections.redis import Script, split_parts
 from holdfast.stores.connections.redis_protocol import Argument
-from holdfast.stores.redis.claiming import MAX_BATCH
+from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
 from holdfast.stores.redis.encoding import encode_changes, span_us, state_of
 from holdfast.stores.redis.limits import CONFLICT, TRIES, PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
@@ -56,18 +56,18 @@ class RedisAdmin(SelectionAdmin):
         return operated
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
-        whole = "w" if self._pool.address.whole else ""
+        one_piece = "w" if self._pool.address.in_one_piece else ""
         given = encode_changes(changes)
 
         async def send() -> Any:
             if changes.payload is None and changes.queue is None:
-                return await self._once("edit", job_id, uuid4().hex, whole, "", "", *given)
+                return await self._once("edit", job_id, uuid4().hex, one_piece, "", "", *given)
             version, partitions = await self._assigner.find_partitions(
                 [job_id], queue=changes.queue, payload=changes.payload
             )
             fingerprint, partition = partitions[job_id]
             return await self._once(
-                "edit", job_id, uuid4().hex, whole, version, fingerprint, *given, "partition", partition
+                "edit", job_id, uuid4().hex, one_piece, version, fingerprint, *given, "partition", partition
             )
 
         state, done = await _until_current(send)
@@ -92,14 +92,14 @@ class RedisAdmin(SelectionAdmin):
     ) -> BulkResult:
         """The answer, in the order of the question. Selected jobs that match no more are left out."""
         recorded = chosen.guard or {}
-        flags = ("f" if force else "") + ("w" if self._pool.address.whole else "")
+        flags = ("f" if force else "") + ("w" if self._pool.address.in_one_piece else "")
         flags += "" if from_step is None else str(from_step)
         common = verb, flags, "" if payload is None else "=" + payload
         changed: list[tuple[str, JobState]] = []
         refused: list[tuple[str, JobState | None]] = []
         every = span_us(pace.every)
-        for number, ids in enumerate(in_batches(chosen.ids, MAX_BATCH)):
-            after = span_us(pace.after) + number * MAX_BATCH * every
+        for number, ids in enumerate(split_parts(chosen.ids, MAX_PER_SCRIPT)):
+            after = span_us(pace.after) + number * MAX_PER_SCRIPT * every
             guards = {job_id: recorded.get(job_id, "") for job_id in ids}
             reply = await _until_current(partial(self._operate, common, guards, (after, every), payload))
             for job_id, (state, done) in zip(ids, reply, strict=True):

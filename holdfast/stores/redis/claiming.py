@@ -16,7 +16,7 @@ from holdfast.stores.common.requests import remaining_slots
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import decode_text
 
-MAX_BATCH = 200
+MAX_PER_SCRIPT = 200
 """Jobs one script handles: about 2 ms, for which all others wait."""
 _PROMOTE_ROUNDS = 5  # scripts a claim spends on what is due before it takes regardless
 _MAX_SCANS = 100  # scripts a claim spends on ids that cannot be claimed any more
@@ -119,8 +119,8 @@ class RedisClaimBuilder:
         left = 1 if request.isolated else request.limit - len(self.jobs)
         can_pipeline = not self._skipped and all(each == 0 or each >= left for each in self._slots.values())
         self._asked = deque(
-            min(MAX_BATCH, left - taken)
-            for taken in range(0, left if can_pipeline else min(left, MAX_BATCH), MAX_BATCH)
+            min(MAX_PER_SCRIPT, left - taken)
+            for taken in range(0, left if can_pipeline else min(left, MAX_PER_SCRIPT), MAX_PER_SCRIPT)
         )
         pairs = self._wanted(are_limited=False)
         return [
@@ -167,7 +167,10 @@ class RedisClaimBuilder:
         request = self._request
         max_must_start = 1 if request.isolated else self._max_must_start  # each of them starts at once
         left = min(
-            (1 if request.isolated else request.limit) - len(self.jobs), MAX_BATCH, self._free_runners, max_must_start
+            (1 if request.isolated else request.limit) - len(self.jobs),
+            MAX_PER_SCRIPT,
+            self._free_runners,
+            max_must_start,
         )
         if left <= 0 or self.has_no_capacity:
             return None
@@ -197,7 +200,7 @@ class RedisClaimBuilder:
         self.is_done = self.is_done or self.is_full
         self._limited_scans += not rows
         may_scan = status == ClaimStatus.MORE_TO_EXAMINE and self._limited_scans < _MAX_LIMITED_SCANS
-        return len(rows) >= MAX_BATCH or status == ClaimStatus.MORE_DUE or may_scan
+        return len(rows) >= MAX_PER_SCRIPT or status == ClaimStatus.MORE_DUE or may_scan
 
     # ── all jobs ──────────────────────────────────────────────────────────────────────────────────────────────
     def _wanted(self, *, are_limited: bool) -> list[Argument]:

@@ -31,7 +31,7 @@ from holdfast.core.models import (
 )
 from holdfast.core.unique import KEY_PREFIX
 from holdfast.stores.common.requests import UNREADABLE
-from holdfast.stores.connections.redis import in_batches
+from holdfast.stores.connections.redis import split_parts
 from holdfast.stores.connections.redis_protocol import Argument
 
 Fields: TypeAlias = dict[bytes, bytes]
@@ -120,12 +120,12 @@ def expired_jobs(flat: Sequence[bytes], specs: Specs) -> tuple[ExpiredJob, ...]:
     return tuple(ExpiredJob(job_id, task, queue) for job_id, (_, _, queue, task) in read)
 
 
-def encode_settlements(batch: Sequence[Settlement]) -> list[Argument]:
-    """A batch as arguments of ``settle``."""
+def encode_settlements(settlements: Sequence[Settlement]) -> list[Argument]:
+    """Settlements as arguments of ``settle``."""
     found: list[Argument] = []
-    for worker, settlements in groupby(batch, _worker):  # one, or none
+    for worker, of_worker in groupby(settlements, _worker):
         found += ("worker", worker or "")
-        for what, run in groupby(settlements, _what):
+        for what, run in groupby(of_worker, _what):
             if what > 0:
                 found += ("first", what, "".join([each.job_id for each in run]))
             elif what == _SUCCESS:
@@ -169,19 +169,19 @@ def _other(each: Settlement) -> tuple[Argument, ...]:
     )
 
 
-def record_batches(records: Sequence[Record], max_lines: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
-    """A batch cut into scripts of so many lines at most: in each, the places of records and their lines in it."""
-    batch: list[tuple[int, Sequence[NewLine]]] = []
+def split_records(records: Sequence[Record], max_lines: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
+    """Yields parts of so many lines at most, for one script each: places of records, and their lines in it."""
+    part: list[tuple[int, Sequence[NewLine]]] = []
     lines_left = max_lines
     for index, record in enumerate(records):
-        for lines in [*in_batches(record.lines, max_lines)] or [()]:
-            if len(lines) > lines_left or len(batch) >= max_lines:
-                yield batch
-                batch, lines_left = [], max_lines
-            batch.append((index, lines))
+        for lines in [*split_parts(record.lines, max_lines)] or [()]:
+            if len(lines) > lines_left or len(part) >= max_lines:
+                yield part
+                part, lines_left = [], max_lines
+            part.append((index, lines))
             lines_left -= len(lines)
-    if batch:
-        yield batch
+    if part:
+        yield part
 
 
 def encode_logs(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:

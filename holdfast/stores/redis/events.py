@@ -12,20 +12,20 @@ from holdfast.stores.common.event_cursor import LAST, OVERLAP_US, EventCursor, p
 from holdfast.stores.redis.encoding import shown_attempts
 from holdfast.stores.redis.query import Counting, Read
 
-_BATCH = 400  # of each kind, more where that many ended at one instant
+_PAGE_SIZE = 400  # of each kind, more where that many ended at one instant
 
 
 class RedisQuery(Read):
     """The verbs, over the store's scripts."""
 
     async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
-        """Returns the events after a cursor. A batch ends with an instant: it may exceed ``limit``."""
+        """Returns the events after a cursor. A page ends with an instant: it may exceed ``limit``."""
         if after is None:
             return _from_now(await self.server_time_us())
         cursor = EventCursor.read(after)
         behind, _, _ = cursor.start_position(0)
         back = max_age // MICROSECOND + OVERLAP_US
-        size = _BATCH
+        size = _PAGE_SIZE
         while True:
             now_us, gone, *kinds = await self._pool.run(self._scripts["events"], behind, size, back)
             if cursor.is_gap(int(now_us), max_age):

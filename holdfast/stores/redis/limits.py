@@ -22,9 +22,9 @@ from holdfast.core.limits import (
 )
 from holdfast.core.models import MICROSECOND
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.connections.redis import Script, in_batches
+from holdfast.stores.connections.redis import Script, split_parts
 from holdfast.stores.connections.redis_protocol import Argument
-from holdfast.stores.redis.claiming import MAX_BATCH
+from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
 from holdfast.stores.redis.encoding import Specs, decode_text, partition_field, span_us
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.notifications import RedisNotifications
@@ -83,8 +83,8 @@ class PartitionAssigner:
     async def write_partitions(self, ids: Sequence[str]) -> tuple[int, int]:
         """Gives jobs their partitions. Returns how many changed, and how many others changed all the time."""
         changed = left = 0
-        for batch in in_batches(ids, MAX_BATCH):
-            number, stale = await self._assign(("", 0, self._pool.address.task, ""), batch)
+        for part in split_parts(ids, MAX_PER_SCRIPT):
+            number, stale = await self._assign(("", 0, self._pool.address.task, ""), part)
             changed, left = changed + number, left + stale
         return changed, left
 
@@ -140,7 +140,7 @@ class RedisLimits:
         if change.limit.values.rate is not None:
             await self._clamp_buckets(change.limit.name)
         queue: bytes | str = ""
-        while queue := await self._pool.run(self._scripts["unblock_all_partitions"], queue, MAX_BATCH):
+        while queue := await self._pool.run(self._scripts["unblock_all_partitions"], queue, MAX_PER_SCRIPT):
             pass
         self._notifications.notify_done({"queue:*"})
         return int(revision)
@@ -149,10 +149,10 @@ class RedisLimits:
         """Buckets keep the tokens that they have at this change. One that a claim reads first does so there."""
         key, cursor = self._pool.address.prefix + "buckets", b""
         while cursor != b"0":
-            cursor, flat = await self._pool.run_command("HSCAN", key, cursor or b"0", "COUNT", MAX_BATCH)
+            cursor, flat = await self._pool.run_command("HSCAN", key, cursor or b"0", "COUNT", MAX_PER_SCRIPT)
             names = [name for name in flat[::2] if name.partition(b"=")[0] == limit.encode()]
-            for batch in in_batches(names, MAX_BATCH):
-                await self._pool.run(self._scripts["clamp_buckets"], *batch)
+            for part in split_parts(names, MAX_PER_SCRIPT):
+                await self._pool.run(self._scripts["clamp_buckets"], *part)
 
     async def read_limits(self) -> list[Limit]:
         return await read_limits(self._pool)
@@ -160,7 +160,7 @@ class RedisLimits:
     async def assign_partitions(
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
     ) -> Assigned:
-        """Walks the index of submissions, some batches a call: ``after`` is a number of submission."""
+        """Walks the index of submissions, some parts a call: ``after`` is a number of submission."""
         behind, changed, left, looked, scripts, more = int(after or 0), 0, 0, 0, 0, True
         while more and looked < limit and scripts < _MAX_SCRIPTS:
             jobs, last, more = await self._query.find_open(queue, task, behind)
@@ -176,8 +176,8 @@ class RedisLimits:
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:
         uses: list[BucketUse] = []
         limits = {limit.name: limit for limit in await self.read_limits()}
-        for batch in in_batches(buckets, MAX_BATCH):
-            now, *found = await self._pool.run(self._scripts["bucket_use"], *batch)
+        for part in split_parts(buckets, MAX_PER_SCRIPT):
+            now, *found = await self._pool.run(self._scripts["bucket_use"], *part)
             uses += [
                 bucket_use(
                     bucket,
@@ -186,20 +186,20 @@ class RedisLimits:
                     BucketState(int(full_at), int(paused_until)),
                     int(now),
                 )
-                for bucket, (used, full_at, paused_until) in zip(batch, found, strict=True)
+                for bucket, (used, full_at, paused_until) in zip(part, found, strict=True)
             ]
         return uses
 
     async def count_unstarted(self, buckets: Sequence[str], *, max_count: int) -> list[int]:
         """``max_count`` bounds nothing: the numbers are kept."""
         key, numbers = self._pool.address.prefix + "unstarted", []
-        for batch in in_batches(buckets, MAX_BATCH):
-            numbers += await self._pool.run_command("HMGET", key, *batch)
+        for part in split_parts(buckets, MAX_PER_SCRIPT):
+            numbers += await self._pool.run_command("HMGET", key, *part)
         return [int(number or 0) for number in numbers]
 
     async def take_tokens(self, bucket: str, tokens: int) -> timedelta:
         return int(await self._pool.run(self._scripts["take_tokens"], bucket, tokens)) * MICROSECOND
 
     async def pause_buckets(self, buckets: Sequence[str], pause_for: timedelta) -> None:
-        for batch in in_batches(buckets, MAX_BATCH):
-            await self._pool.run(self._scripts["pause_buckets"], span_us(pause_for), *batch)
+        for part in split_parts(buckets, MAX_PER_SCRIPT):
+            await self._pool.run(self._scripts["pause_buckets"], span_us(pause_for), *part)

@@ -15,9 +15,9 @@ from holdfast.core.history import COUNT_DELAY, FIRST_WINDOW, HistoryInterval
 from holdfast.core.models import ExpiredJob, Finding, Job, JobState
 from holdfast.core.waits import SIGNAL_RETENTION
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
-from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, in_batches
+from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, split_parts
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
-from holdfast.stores.redis.claiming import MAX_BATCH
+from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
 from holdfast.stores.redis.consistency import plan_repairs
 from holdfast.stores.redis.encoding import Specs, expired_jobs, shown_jobs, span_us
 from holdfast.stores.redis.notifications import RedisNotifications
@@ -46,7 +46,7 @@ class RedisMaintenance:
     async def promote_due(self, *, limit: int) -> int:
         promoted = 0
         while promoted < limit:
-            size = min(MAX_BATCH, limit - promoted)
+            size = min(MAX_PER_SCRIPT, limit - promoted)
             number = int(await self._pool.run(self._scripts["promote"], size))
             promoted += number
             if number < size:
@@ -57,7 +57,7 @@ class RedisMaintenance:
     async def expire_unstarted(self, *, limit: int) -> list[ExpiredJob]:
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
-            size = min(MAX_BATCH, limit - len(ended))
+            size = min(MAX_PER_SCRIPT, limit - len(ended))
             looked, flat = await self._pool.run(self._scripts["expire"], size)
             ended += expired_jobs(flat, self._specs)
             if looked < size or len(ended) >= limit:
@@ -70,7 +70,7 @@ class RedisMaintenance:
         await self._eviction.read_policy(self._pool)
         found: list[Job] = []
         while len(found) < limit:
-            size = min(MAX_BATCH, limit - len(found))
+            size = min(MAX_PER_SCRIPT, limit - len(found))
             jobs, looked = await self._pool.run(self._scripts["expired_leases"], len(found), size)
             found += [job for _, job in shown_jobs(jobs, self._specs)]
             if looked < size:
@@ -86,14 +86,17 @@ class RedisMaintenance:
                 continue
             pruned += await self._prune_kept(state, span, limit - pruned)
             while pruned < limit:
-                size = min(MAX_BATCH, limit - pruned)
+                size = min(MAX_PER_SCRIPT, limit - pruned)
                 number, looked = await self._pool.run(self._scripts["prune"], state, span_us(span), size)
                 pruned += number
                 if not looked:
                     break
-        await self._pool.run(self._scripts["prune_rest"], min(limit, MAX_BATCH), span_us(FORGOTTEN_AFTER))
+        await self._pool.run(self._scripts["prune_rest"], min(limit, MAX_PER_SCRIPT), span_us(FORGOTTEN_AFTER))
         for _ in range(_KEPT_ROUNDS):
-            if await self._pool.run(self._scripts["prune_signals"], span_us(SIGNAL_RETENTION), MAX_BATCH) < MAX_BATCH:
+            if (
+                await self._pool.run(self._scripts["prune_signals"], span_us(SIGNAL_RETENTION), MAX_PER_SCRIPT)
+                < MAX_PER_SCRIPT
+            ):
                 break
         return pruned
 
@@ -105,7 +108,7 @@ class RedisMaintenance:
                 self._scripts["prune_kept"], state, span_us(span), max(0, limit - pruned), since
             )
             pruned, since = pruned + number, since or now
-            if looked < MAX_BATCH:
+            if looked < MAX_PER_SCRIPT:
                 break
         return pruned
 
@@ -121,7 +124,7 @@ class RedisMaintenance:
 _COUNTED = 1000  # ended jobs of a state that one script counts
 _KEPT_ROUNDS = 5  # scripts a call spends on kept jobs of a state, and on old signals
 _ALL = 3600.0  # seconds for everything
-_BATCH = 500  # commands on their way at once, entries read at once
+_PART = 500  # commands on their way at once, entries read at once
 _TRIES = 3
 _WATCHED = ("counts", "tombstones", "keys", "seq", "meta", "signals", "changes")
 """No job changes its state without one of these, and no signal is sent or received. Scripts write ``changes`` where
@@ -207,16 +210,16 @@ class _Reading:
         found: set[bytes] = set()
         cursor = b"0"
         while True:
-            ((cursor, batch),) = await _ask(self._link, [("SCAN", cursor, "MATCH", pattern, "COUNT", _BATCH)])
-            found.update(batch)
+            ((cursor, part),) = await _ask(self._link, [("SCAN", cursor, "MATCH", pattern, "COUNT", _PART)])
+            found.update(part)
             if cursor == b"0":
                 return frozenset(found)
 
     async def _types(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """Of our keys that are of the type they must be; keys of another type are recorded as corrupt."""
         found: dict[bytes, bytes] = {}
-        for batch in in_batches([key for key in keys if self._names.type_of(key) is not None], _BATCH):
-            for key, kind in zip(batch, await _ask(self._link, [("TYPE", key) for key in batch]), strict=True):
+        for part in split_parts([key for key in keys if self._names.type_of(key) is not None], _PART):
+            for key, kind in zip(part, await _ask(self._link, [("TYPE", key) for key in part]), strict=True):
                 if kind == self._names.type_of(key):
                     found[key] = kind
                 elif kind != b"none":  # else it is gone
@@ -225,9 +228,9 @@ class _Reading:
 
     async def _jobs(self, keys: Sequence[bytes]) -> dict[bytes, IndexedJob | None]:
         found: dict[bytes, IndexedJob | None] = {}
-        for batch in in_batches(keys, _BATCH):
+        for part in split_parts(keys, _PART):
             for key, fields in zip(
-                batch, await _ask(self._link, [("HMGET", key, *FIELDS) for key in batch]), strict=True
+                part, await _ask(self._link, [("HMGET", key, *FIELDS) for key in part]), strict=True
             ):
                 try:
                     found[key.removeprefix(self._names.job)] = IndexedJob.from_hash(fields)
@@ -238,9 +241,9 @@ class _Reading:
     async def _list(self, key: bytes) -> list[bytes]:
         found: list[bytes] = []
         while True:
-            (batch,) = await _ask(self._link, [("LRANGE", key, len(found), len(found) + _BATCH - 1)])
-            found += batch
-            if len(batch) < _BATCH:
+            (part,) = await _ask(self._link, [("LRANGE", key, len(found), len(found) + _PART - 1)])
+            found += part
+            if len(part) < _PART:
                 return found
 
     async def _zset(self, key: bytes) -> dict[bytes, int]:
@@ -255,7 +258,7 @@ class _Reading:
         found: list[bytes] = []
         cursor = b"0"
         while True:
-            ((cursor, batch),) = await _ask(self._link, [(command, key, cursor, "COUNT", _BATCH)])
-            found += batch
+            ((cursor, part),) = await _ask(self._link, [(command, key, cursor, "COUNT", _PART)])
+            found += part
             if cursor == b"0":
                 return found

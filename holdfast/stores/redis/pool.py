@@ -100,7 +100,7 @@ class NamespacePool(redis.RedisPool):
     async def run_each(
         self,
         script: Script,
-        batches: Sequence[Sequence[Argument]],
+        calls: Sequence[Sequence[Argument]],
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
@@ -113,9 +113,16 @@ class NamespacePool(redis.RedisPool):
         given: tuple[Argument, ...] = (self._instant, self.name)
         confirmed = synced and (self.address.durability == "waitaof" or self.address.replicas)
         after = self._confirm if confirmed else None
-        whole = [(*given, *batch) for batch in batches]
+        complete = [(*given, *arguments) for arguments in calls]
         return await self.evaluate_each(
-            script, keys, whole, on_uncertain=on_uncertain, retry_for=retry_for, extra=extra, after=after, partly=partly
+            script,
+            keys,
+            complete,
+            on_uncertain=on_uncertain,
+            retry_for=retry_for,
+            extra=extra,
+            after=after,
+            partly=partly,
         )
 
     async def _confirm(self, connection: RedisConnection) -> None:
@@ -188,7 +195,7 @@ class RedisAddress(NamedTuple):
     """Number of replicas that must have a write before it is acknowledged."""
     task: str
     """Task of a job that was written by hand and names none; "" for none."""
-    whole: bool
+    in_one_piece: bool
     """Payloads stay in one field of their job's hash, however long."""
     ulids: bool
     """Ids are written as ULIDs, not as UUIDs."""
@@ -212,7 +219,7 @@ def parse_url(url: str) -> RedisAddress:
         durability=_word(own, "durability", LEVELS, "everysec"),
         replicas=_replicas(own),
         task=own.get("task", ""),
-        whole=_word(own, "payload", ("pieces", "whole"), "pieces") == "whole",
+        in_one_piece=_word(own, "payload", ("pieces", "whole"), "pieces") == "whole",
         ulids=_word(own, "ids", ("uuid", "ulid"), "uuid") == "ulid",
     )
 

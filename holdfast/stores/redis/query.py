@@ -21,7 +21,7 @@ from holdfast.core.stats import CountGroup, JobStats, StateCounts, covered_secon
 from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.stores.common.requests import CHOICE_SECONDS, GLANCED, UNREADABLE, line_page, line_place
 from holdfast.stores.common.searches import is_unsuccessful
-from holdfast.stores.connections.redis import Script, in_batches
+from holdfast.stores.connections.redis import Script, split_parts
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import (
     Fields,
@@ -38,7 +38,7 @@ from holdfast.stores.redis.encoding import (
 )
 from holdfast.stores.redis.pool import NamespacePool
 
-_BATCH = 200
+_PART = 200
 _SCANNED = 500  # jobs that are looked at together, where only those of some states are returned
 _NEWEST = 1 << 53  # behind every submission
 _FEW = 10_000  # ended jobs that are rather sorted than looked for among all
@@ -83,8 +83,8 @@ class Read:
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         found: dict[str, Job] = {}
-        for batch in in_batches(job_ids, _BATCH):
-            found |= {job.id: msgspec.structs.replace(job, payload="{}") for _, job in await self._outlined(batch)}
+        for part in split_parts(job_ids, _PART):
+            found |= {job.id: msgspec.structs.replace(job, payload="{}") for _, job in await self._outlined(part)}
         return [found.get(job_id) for job_id in job_ids]
 
     async def by_key(self, key: str) -> Job | None:
@@ -92,8 +92,8 @@ class Read:
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         owners: list[str] = []
-        for batch in in_batches(keys, _BATCH):
-            found = await self._pool.run_command("HMGET", self._prefix + "keys", *batch)
+        for part in split_parts(keys, _PART):
+            found = await self._pool.run_command("HMGET", self._prefix + "keys", *part)
             owners += ["" if each is None else decode_text(each).partition(" ")[2] for each in found]
         return await self.get_many(owners)
 
@@ -172,7 +172,7 @@ class Read:
 
     async def find_open(self, queue: str | None, task: str | None, behind: int) -> tuple[list[Shown], int, bool]:
         """Open jobs of a queue or task behind a submission; the last submission read; True if there are more."""
-        rows, last, more = await self._pool.run(self._scripts["scan"], "oldest", behind, _BATCH, 0)
+        rows, last, more = await self._pool.run(self._scripts["scan"], "oldest", behind, _PART, 0)
         where = JobFilter(states=(*NOT_STARTED, JobState.RUNNING), queue=queue, tasks=() if task is None else (task,))
         return [each for each in self._found(rows) if matches_filter(each[1], where)], int(last), bool(more)
 
@@ -182,7 +182,9 @@ class Read:
         """At most ``limit`` jobs that match, and the place at which the search goes on; None if no job is left."""
         found: list[Shown] = []
         everything = where == JobFilter()
-        async for following, jobs in self._scan("newest", before, self._search(), where.states, whole=everything):
+        async for following, jobs in self._scan(
+            "newest", before, self._search(), where.states, has_payloads=everything
+        ):
             if everything:
                 found += jobs
             else:
@@ -193,20 +195,22 @@ class Read:
         return found, None
 
     async def _scan(
-        self, order: str, edge: int, search: _Search, states: Sequence[JobState], *, whole: bool = False
+        self, order: str, edge: int, search: _Search, states: Sequence[JobState], *, has_payloads: bool = False
     ) -> AsyncIterator[tuple[int | None, list[Shown]]]:
-        """Jobs in these states from a place on, batch by batch, each with the place at which the next begins."""
-        count, more = _SCANNED if states else _BATCH, 1
+        """Jobs in these states from a place on, part by part, each with the place at which the next begins."""
+        count, more = _SCANNED if states else _PART, 1
         while more:
             search.go_on()
-            rows, last, more = await self._pool.run(self._scripts["scan"], order, edge, count, int(whole), *states)
+            rows, last, more = await self._pool.run(
+                self._scripts["scan"], order, edge, count, int(has_payloads), *states
+            )
             edge = int(last)
             yield edge if more else None, self._found(rows)
 
     async def _show(self, ids: Sequence[Argument]) -> list[Shown]:
         found: list[Shown] = []
-        for batch in in_batches(ids, _BATCH):
-            found += self._found(await self._pool.run(self._scripts["jobs"], *batch))
+        for part in split_parts(ids, _PART):
+            found += self._found(await self._pool.run(self._scripts["jobs"], *part))
         return found
 
     async def _outlined(self, ids: Sequence[Argument]) -> list[Shown]:
@@ -225,9 +229,9 @@ class Read:
         if len(ids) > _FEW:
             return None
         found: list[Shown] = []
-        for batch in in_batches(ids, _BATCH):
+        for part in split_parts(ids, _PART):
             search.go_on()
-            found += [each for each in await self._outlined(batch) if matches_filter(each[1], where)]
+            found += [each for each in await self._outlined(part) if matches_filter(each[1], where)]
         return sorted(found, key=lambda each: each[0], reverse=True)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
@@ -240,9 +244,9 @@ class Read:
     async def failed_jobs(self, limit: int) -> list[FailedJob]:
         found: list[FailedJob] = []
         for state in (JobState.DEAD, JobState.FAILED):
-            skipped, read = 0, _BATCH
-            while skipped < limit and read == _BATCH:
-                count = min(_BATCH, limit - skipped)
+            skipped, read = 0, _PART
+            while skipped < limit and read == _PART:
+                count = min(_PART, limit - skipped)
                 read, rows = await self._pool.run(self._scripts["failed_jobs"], state.value, skipped, count)
                 skipped += read
                 found += [self._failed_job(row, state) for row in rows]
@@ -294,14 +298,14 @@ class Read:
     async def _ended(self, state: JobState, recent: timedelta, max_count: int) -> dict[str, float]:
         """Returns the rate a second at which jobs of each queue reached this state."""
         numbers: Counter[str] = Counter()
-        scanned, found, age_us = 0, _BATCH, 0
-        while scanned < max_count and found == _BATCH and age_us < recent // MICROSECOND:
+        scanned, found, age_us = 0, _PART, 0
+        while scanned < max_count and found == _PART and age_us < recent // MICROSECOND:
             words = (state.value, scanned, recent // MICROSECOND)
             found, age, ended = await self._pool.run(self._scripts["recent"], *words)
             scanned, age_us = scanned + found, int(age)
             for queue, number in fields_of(ended).items():
                 numbers[decode_text(queue)] += int(number)
-        seconds = covered_seconds(recent, age_us / 1e6, whole=found < _BATCH)
+        seconds = covered_seconds(recent, age_us / 1e6, is_complete=found < _PART)
         return {queue: number / seconds for queue, number in numbers.items()}
 
     async def _queues(self) -> list[QueueInfo]:
@@ -311,8 +315,8 @@ class Read:
             states.setdefault(queue, {})[state.value] = number
         names = sorted(states)
         ages: list[Any] = []
-        for batch in in_batches(names, 50):
-            ages += await self._pool.run(self._scripts["queues"], *batch)
+        for part in split_parts(names, 50):
+            ages += await self._pool.run(self._scripts["queues"], *part)
         return [
             QueueInfo(
                 name=name,
@@ -383,8 +387,8 @@ class Counting:
         async for ids in self._structures():
             fresh = [job_id for job_id in dict.fromkeys(ids) if job_id not in seen]
             seen.update(fresh)
-            for start in range(0, len(fresh), _BATCH):
-                jobs = await self._read.summaries(fresh[start : start + _BATCH])
+            for start in range(0, len(fresh), _PART):
+                jobs = await self._read.summaries(fresh[start : start + _PART])
                 groups += [
                     _group(job, now_us, since, failed)
                     for job in jobs

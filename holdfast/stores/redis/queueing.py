@@ -1,5 +1,5 @@
-"""Family ``queueing`` of Redis. A script handles up to ``MAX_BATCH`` jobs. More jobs take several scripts; so does a
-claim of more due jobs, of jobs under limits, or after a lost answer."""
+"""Family ``queueing`` of Redis. A script handles up to ``MAX_PER_SCRIPT`` jobs. More jobs take several scripts; so does
+a claim of more due jobs, of jobs under limits, or after a lost answer."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from holdfast.stores.common.unconfirmed import (
     accepted_as,
     perhaps_stored,
 )
-from holdfast.stores.connections.redis import Script, in_batches
-from holdfast.stores.redis.claiming import MAX_BATCH, RedisClaimBuilder, RedisIdClaimBuilder
+from holdfast.stores.connections.redis import Script, split_parts
+from holdfast.stores.redis.claiming import MAX_PER_SCRIPT, RedisClaimBuilder, RedisIdClaimBuilder
 from holdfast.stores.redis.encoding import (
     Specs,
     claimed_job,
@@ -45,9 +45,9 @@ from holdfast.stores.redis.encoding import (
     encode_logs,
     encode_settlements,
     expired_jobs,
-    record_batches,
     refused_submission,
     span_us,
+    split_records,
     state_of,
     whole_number,
 )
@@ -56,7 +56,7 @@ from holdfast.stores.redis.limits import PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
-from holdfast.stores.redis.submission import choose_script, encode_batches
+from holdfast.stores.redis.submission import choose_script, encode_parts
 
 _LIMITED = 2  # a script's answer for a success that gave back room of limits
 _LEASE_STATUSES = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
@@ -93,59 +93,59 @@ class RedisQueueing:
 
     # ── submit ────────────────────────────────────────────────────────────────────────────────────────────────
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
-        """Stores the jobs, each batch of ``MAX_BATCH`` whole; nothing if a job is invalid or the server evicts."""
+        """Stores the jobs, each part of ``MAX_PER_SCRIPT`` at once; none if a job is invalid or the server evicts."""
         if not jobs:
             return []
         await self._eviction.refuse_evicting(self._pool)
         jobs = await self._limits.bind(jobs)
-        batches = list(in_batches(jobs, MAX_BATCH))
+        parts = list(split_parts(jobs, MAX_PER_SCRIPT))
         script = choose_script(jobs)
         sent = _Sent()
         try:
-            await self._run_submission(script, batches, sent)
+            await self._run_submission(script, parts, sent)
             if script == "submit_one" and sent.replies == [[0]]:
-                await self._run_submission("submit_fast", batches, sent)
+                await self._run_submission("submit_fast", parts, sent)
         except Unavailable as error:
             outcome = perhaps_stored(error) if sent.is_uncertain else error
             if any(isinstance(reply, list) for reply in sent.replies):
-                outcome.stored = [answer.job_id if answer.created else None for answer in self._answers(batches, sent)]
+                outcome.stored = [answer.job_id if answer.created else None for answer in self._answers(parts, sent)]
             raise outcome from error.__cause__
         finally:
             self._notifications.notify_done(
                 {f"queue:{job.queue}" for job in jobs}
-            )  # a batch may be stored though another was refused
-        answers = self._answers(batches, sent)
+            )  # a part may be stored though another was refused
+        answers = self._answers(parts, sent)
         for reply in sent.replies:
             if isinstance(reply, bytes):
                 raise refused_submission(reply)
         return answers
 
-    async def _run_submission(self, script: str, batches: Sequence[Sequence[NewJob]], sent: _Sent) -> None:
+    async def _run_submission(self, script: str, parts: Sequence[Sequence[NewJob]], sent: _Sent) -> None:
         sent.replies = await self._pool.run_each(
             self._scripts[script],
-            encode_batches(batches, script, whole=self._pool.address.whole),
+            encode_parts(parts, script, in_one_piece=self._pool.address.in_one_piece),
             on_uncertain=sent.mark_uncertain,
             partly=sent.read_replies,
-            extra=extra_timeout(sum(map(len, batches)), sum(len(job.payload) for batch in batches for job in batch)),
+            extra=extra_timeout(sum(map(len, parts)), sum(len(job.payload) for part in parts for job in part)),
             synced=True,
         )
 
-    def _answers(self, batches: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
-        """Outcome of each job; a refused batch is not stored."""
+    def _answers(self, parts: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
+        """Outcome of each job; a refused part is not stored."""
         answers: list[Submitted] = []
-        for batch, reply in zip(batches, sent.replies, strict=True):
+        for part, reply in zip(parts, sent.replies, strict=True):
             if not isinstance(reply, list):
-                answers += [Submitted(job.id, created=False) for job in batch]
+                answers += [Submitted(job.id, created=False) for job in part]
                 continue
             stored_at_us = None
-            if len(reply) > len(batch):
-                entry, last = reply.pop(), len(batch) - 1 - reply[::-1].index(1)
-                stored_at_us = self._pool.note_stored(entry, batch[last].id)
+            if len(reply) > len(part):
+                entry, last = reply.pop(), len(part) - 1 - reply[::-1].index(1)
+                stored_at_us = self._pool.note_stored(entry, part[last].id)
             answers += [
                 Submitted(job.id, bool(each) or sent.is_uncertain, stored_at_us=stored_at_us if each else None)
                 if isinstance(each, int)
                 else Submitted(each.decode().removeprefix("+"), created=False, changed=each.startswith(b"+"))
-                for job, each in zip(batch, reply, strict=True)
+                for job, each in zip(part, reply, strict=True)
             ]
         return answers
 
@@ -199,16 +199,16 @@ class RedisQueueing:
     async def _claim_unlimited(self, request: ClaimRequest, builder: RedisClaimBuilder) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
         while not builder.is_done:
-            batches = [(*common, *arguments) for arguments in builder.script_calls(self._last_by_wildcard)]
+            calls = [(*common, *arguments) for arguments in builder.script_calls(self._last_by_wildcard)]
             try:
                 replies = await self._pool.run_each(
                     self._scripts["claim"],
-                    batches,
+                    calls,
                     on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
                     extra=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
-                if len(batches) > 1:  # some of them may have claimed
+                if len(calls) > 1:  # some of them may have claimed
                     self._unconfirmed_claims.add(request.worker)
                 raise
             for reply in replies:
@@ -224,7 +224,7 @@ class RedisQueueing:
 
     async def _claim_ids(self, request: ClaimRequest, wanted: Sequence[str]) -> Claim:
         builder = RedisIdClaimBuilder(request)
-        for ids in in_batches(list(dict.fromkeys(wanted)), MAX_BATCH):
+        for ids in split_parts(list(dict.fromkeys(wanted)), MAX_PER_SCRIPT):
             try:
                 rows, until, stopped_at_last_attempt, flat = await self._pool.run(
                     self._scripts["claim_ids"],
@@ -289,17 +289,17 @@ class RedisQueueing:
         """Apply what is still guarded, in order; refused settlements get the job's state."""
         if not settlements:
             return []
-        batches = [encode_settlements(batch) for batch in in_batches(settlements, MAX_BATCH)]
+        calls = [encode_settlements(part) for part in split_parts(settlements, MAX_PER_SCRIPT)]
         try:
             replies = await self._pool.run_each(
                 self._scripts["settle"],
-                batches,
+                calls,
                 on_uncertain=lambda: self._unconfirmed.add(settlements),
                 extra=extra_timeout(len(settlements), sum(len(each.result or "") for each in settlements)),
                 synced=True,
             )
         except HoldfastError:
-            self._unconfirmed.add(settlements)  # the answers of applied batches are lost
+            self._unconfirmed.add(settlements)  # the answers of applied parts are lost
             raise
         answers, ended, others = [], [], False
         for each, answer in zip(settlements, chain.from_iterable(replies), strict=True):
@@ -350,8 +350,8 @@ class RedisQueueing:
         fields = [argument for pair in given.items() for argument in pair if pair[1] is not None]
         statuses: list[LeaseStatus] = []
         command = "none"
-        batches = list(in_batches(leases, MAX_BATCH)) or [[]]
-        for number, batch in enumerate(batches):
+        parts = list(split_parts(leases, MAX_PER_SCRIPT)) or [[]]
+        for number, part in enumerate(parts):
             reply = await self._pool.run(
                 self._scripts["heartbeat"],
                 heartbeat.worker,
@@ -360,7 +360,7 @@ class RedisQueueing:
                 *added,
                 len(fields) // 2,
                 *fields,
-                *(argument for lease in batch for argument in (lease.job_id, lease.claims)),
+                *(argument for lease in part for argument in (lease.job_id, lease.claims)),
                 retry_for=HEARTBEAT_RETRY_SHARE * lease_for.total_seconds(),
             )
             command = reply[0].decode()
@@ -369,12 +369,12 @@ class RedisQueueing:
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
     async def append_logs(self, records: Sequence[Record]) -> list[bool]:
-        """Stores lines of valid leases, MAX_BATCH a script. Returns for each record whether it was stored."""
+        """Stores lines of valid leases, MAX_PER_SCRIPT a script. Returns for each record whether it was stored."""
         are_stored = [True] * len(records)
-        for batch in record_batches(records, MAX_BATCH):
+        for part in split_records(records, MAX_PER_SCRIPT):
             script = self._scripts["append_logs"]
-            arguments = [argument for number, lines in batch for argument in encode_logs(records[number].lease, lines)]
-            for (number, _), stored in zip(batch, await self._pool.run(script, *arguments), strict=True):
+            arguments = [argument for number, lines in part for argument in encode_logs(records[number].lease, lines)]
+            for (number, _), stored in zip(part, await self._pool.run(script, *arguments), strict=True):
                 are_stored[number] = are_stored[number] and bool(stored)
         return are_stored
 
@@ -386,18 +386,18 @@ class RedisQueueing:
 
 
 class _Sent:
-    """Progress of a batch that is stored script by script."""
+    """Progress of a submission that is stored script by script."""
 
     def __init__(self) -> None:
         self.is_uncertain = False
-        self.replies: list[Any] = []  # to each batch of the latest try, errors among them; none where it was cut off
+        self.replies: list[Any] = []  # to each part of the latest try, errors among them; none where it was cut off
 
     def mark_uncertain(self) -> None:
         """Notes a try with an unknown result: an id that is already stored counts as stored by that try."""
         self.is_uncertain, self.replies = True, []
 
     def read_replies(self, replies: list[Any]) -> None:
-        """Notes the replies to each batch; some may be errors."""
+        """Notes the replies to each part; some may be errors."""
         self.replies = replies
 
 

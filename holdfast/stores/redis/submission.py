@@ -28,21 +28,26 @@ def choose_script(jobs: Sequence[NewJob]) -> str:
     return "submit_one" if is_one else "submit_fast"
 
 
-def encode_batches(batches: Sequence[Sequence[NewJob]], script: str, *, whole: bool) -> list[list[Argument]]:
-    """Each batch as arguments of this script."""
+def encode_parts(parts: Sequence[Sequence[NewJob]], script: str, *, in_one_piece: bool) -> list[list[Argument]]:
+    """Each part of a submission as arguments of this script."""
     if script == "submit_one":
-        ((job,),) = batches
-        return [[job.id, spec_text(job), job.queue, job.priority, job.payload, "1" if whole else "0"]]
+        ((job,),) = parts
+        return [[job.id, spec_text(job), job.queue, job.priority, job.payload, "1" if in_one_piece else "0"]]
     if script == "submit_fast":
-        return [encode_fast_submission(batch, whole=whole) for batch in batches]
-    related = zip(batches, find_earlier_keys(batches), find_complete_batches(batches), strict=True)
+        return [encode_fast_submission(part, in_one_piece=in_one_piece) for part in parts]
+    related = zip(parts, find_earlier_keys(parts), find_complete_batches(parts), strict=True)
     return [
-        encode_submission(batch, whole=whole, earlier_keys=keys, complete=complete) for batch, keys, complete in related
+        encode_submission(part, in_one_piece=in_one_piece, earlier_keys=keys, complete=complete)
+        for part, keys, complete in related
     ]
 
 
 def encode_submission(
-    jobs: Sequence[NewJob], *, whole: bool, earlier_keys: Mapping[str, str] = NO_KEYS, complete: Iterable[str] = ()
+    jobs: Sequence[NewJob],
+    *,
+    in_one_piece: bool,
+    earlier_keys: Mapping[str, str] = NO_KEYS,
+    complete: Iterable[str] = (),
 ) -> list[Argument]:
     """Jobs as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``earlier_keys``: see
     ``find_earlier_keys``. ``complete``: see ``find_complete_batches``."""
@@ -63,20 +68,20 @@ def encode_submission(
         others.append(job)
         run = None
         key = "" if job.key is None else "=" + job.key
-        keep_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
+        key_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
         options = b"" if job.options is None else b"=" + _encode(job.options)
-        rest += (1, *common, "x", job.id, job.payload, key, keep_for, options, "1" if job.has_client_id else "")
+        rest += (1, *common, "extended", job.id, job.payload, key, key_for, options, "1" if job.has_client_id else "")
         rest.append("" if job.unique is None else _unique_text(job.unique))
         rest.append(expiry_text(job) if job.expires else "")
         rest.append(_dependencies(job, earlier_keys) if job.after else "")
         rest.append(("*" if job.is_batch else "") + (job.batch or ""))
         rest.append(_record(job.record) if job.record else "")
-    flags = ("1" if whole else "0") + ("a" if any(job.after for job in others) else "")
+    flags = ("1" if in_one_piece else "0") + ("a" if any(job.after for job in others) else "")
     flags += "b" if any(job.is_batch or job.batch for job in others) else ""
     return [" ".join([flags, *complete]), len(specs), *specs, *rest]
 
 
-def encode_fast_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argument]:
+def encode_fast_submission(jobs: Sequence[NewJob], *, in_one_piece: bool) -> list[Argument]:
     """Jobs as arguments of ``submit_fast``."""
     specs: dict[str, int] = {}
     rest: list[Argument] = []
@@ -84,7 +89,7 @@ def encode_fast_submission(jobs: Sequence[NewJob], *, whole: bool) -> list[Argum
         run = list(alike)
         spec = specs.setdefault(spec_text(run[0]), len(specs) + 1)
         rest += (len(run), spec, when_text(run[0]), "", "", *chain.from_iterable(map(_id_and_payload, run)))
-    return ["1" if whole else "0", len(specs), *specs, *rest]
+    return ["1" if in_one_piece else "0", len(specs), *specs, *rest]
 
 
 def _record(record: Sequence[Step]) -> bytes:
@@ -109,17 +114,17 @@ def find_complete_batches(parts: Sequence[Sequence[NewJob]]) -> list[list[str]]:
     return [[batch_id for batch_id, at in last.items() if at == number] for number in range(len(parts))]
 
 
-def find_earlier_keys(batches: Sequence[Sequence[NewJob]]) -> list[Mapping[str, str]]:
-    """For each batch, the keys of jobs in earlier batches for which one of its jobs waits.
+def find_earlier_keys(parts: Sequence[Sequence[NewJob]]) -> list[Mapping[str, str]]:
+    """For each part, the keys of jobs in earlier parts for which one of its jobs waits.
 
     The id of such a job may have been answered with the job that has the key.
     """
     keys: dict[str, str] = {}
     found: list[Mapping[str, str]] = []
-    for batch in batches:
-        needed = {each.job_id for job in batch for each in job.after}
+    for part in parts:
+        needed = {each.job_id for job in part for each in job.after}
         found.append({job_id: keys[job_id] for job_id in needed & keys.keys()} if needed else NO_KEYS)
-        for job in batch:
+        for job in part:
             key = job.unique.key if job.key is None and job.unique is not None else job.key
             if key is not None:
                 keys[job.id] = key

@@ -23,8 +23,8 @@ from holdfast.core.waits import (
 )
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import extra_timeout
-from holdfast.stores.connections.redis import Script, in_batches
-from holdfast.stores.redis.claiming import MAX_BATCH
+from holdfast.stores.connections.redis import Script, split_parts
+from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
 from holdfast.stores.redis.encoding import decode_text, fields_of, refused_submission, span_us, state_of, whole_number
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
@@ -50,12 +50,12 @@ class RedisWorkflow:
         self._limits = limits
 
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
-        """Up to ``MAX_BATCH`` steps are one transaction."""
+        """Up to ``MAX_PER_SCRIPT`` steps are one transaction."""
         are_saved: list[bool] = []
-        for batch in in_batches(steps, MAX_BATCH):
+        for part in split_parts(steps, MAX_PER_SCRIPT):
             arguments = [
                 argument
-                for step in batch
+                for step in part
                 for argument in (
                     step.lease.job_id,
                     step.lease.claims,
@@ -127,14 +127,14 @@ class RedisWorkflow:
     async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
         await self._eviction.refuse_evicting(self._pool)
         children = await self._limits.bind(children)
-        batches = list(in_batches(children, MAX_BATCH)) or [[]]
-        common, whole = (lease.job_id, lease.claims, worker), self._pool.address.whole
+        parts = list(split_parts(children, MAX_PER_SCRIPT)) or [[]]
+        common, in_one_piece = (lease.job_id, lease.claims, worker), self._pool.address.in_one_piece
         try:
             replies = await self._pool.run_each(
                 self._scripts["start_children"],
                 [
-                    (*common, int(number == 0), *encode_submission(batch, whole=whole))
-                    for number, batch in enumerate(batches)
+                    (*common, int(number == 0), *encode_submission(part, in_one_piece=in_one_piece))
+                    for number, part in enumerate(parts)
                 ],
                 extra=extra_timeout(len(children), sum(len(child.payload) for child in children)),
                 synced=True,
@@ -142,20 +142,20 @@ class RedisWorkflow:
         finally:
             self._notifications.notify_done({f"queue:{child.queue}" for child in children})
         refused = [reply for reply in replies if isinstance(reply, bytes)]
-        for batch, reply in zip(batches, replies, strict=True):
-            self._note_stored(batch, reply)
+        for part, reply in zip(parts, replies, strict=True):
+            self._note_stored(part, reply)
         if refused:
             raise refused_submission(refused[0])
         if any(reply is None for reply in replies):
             return None
         return [_child(row) for started, _ in replies for row in started]
 
-    def _note_stored(self, batch: Sequence[NewJob], reply: Any) -> None:
+    def _note_stored(self, part: Sequence[NewJob], reply: Any) -> None:
         """Notes the number of submission of the last child that was created."""
         stored = reply[1] if isinstance(reply, list) else []
-        if len(stored) > len(batch):
+        if len(stored) > len(part):
             *answers, entry = stored
-            self._pool.note_stored(entry, batch[len(answers) - 1 - answers[::-1].index(1)].id)
+            self._pool.note_stored(entry, part[len(answers) - 1 - answers[::-1].index(1)].id)
 
     async def read_batch(self, job_id: str) -> BatchProgress | None:
         found = await self._pool.run(self._scripts["read_batch"], job_id)

@@ -891,7 +891,7 @@ select queue from named where queue is not null;
 
 -- name: overview
 -- Counts by queue and state, each of at most :max_count jobs. Of what has ended at the latest, and then how many did since
--- :since, and how long ago the first of them; :whole is 0 for dead ones only.
+-- :since, and how long ago the first of them; :has_ended is 0 for dead ones only.
 select q.value as queue, 0 as state,
     (select count(*) from (
         select 1 from holdfast_job j where j.state = 0 and j.partition is null and j.queue = q.value limit :max_count)) + (
@@ -915,13 +915,13 @@ select queue, 2, count(*), 0, 0 from (
 union all
 select queue, state, count(*), sum(ended_at >= :since), :now - min(ended_at) from (
     select * from (select queue, state, ended_at
-        from holdfast_job where :whole and state >= 5 and state = 5 and ended_at > 0 order by ended_at desc limit :max_count)
+        from holdfast_job where :has_ended and state >= 5 and state = 5 and ended_at > 0 order by ended_at desc limit :max_count)
     union all
     select * from (select queue, state, ended_at
         from holdfast_job where state >= 5 and state = 6 and ended_at > 0 order by ended_at desc limit :max_count)
     union all
     select * from (select queue, state, ended_at
-        from holdfast_job where :whole and state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit :max_count)
+        from holdfast_job where :has_ended and state >= 5 and state = 7 and ended_at > 0 order by ended_at desc limit :max_count)
 ) group by queue, state;
 
 -- name: oldest_ready

@@ -217,20 +217,20 @@ class Reads:
 
     def queues(self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int) -> list[QueueInfo]:
         """Every queue with its counts."""
-        return self._count_queues(reader, now_us, recent, max_count, whole=True)
+        return self._count_queues(reader, now_us, recent, max_count, has_ended=True)
 
     def queue_depths(self, reader: sqlite3.Connection, now_us: int, max_count: int) -> list[QueueInfo]:
         """The queues in which something is going on."""
-        return self._count_queues(reader, now_us, timedelta(0), max_count, whole=False)
+        return self._count_queues(reader, now_us, timedelta(0), max_count, has_ended=False)
 
     def _count_queues(
-        self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int, *, whole: bool
+        self, reader: sqlite3.Connection, now_us: int, recent: timedelta, max_count: int, *, has_ended: bool
     ) -> list[QueueInfo]:
-        """``whole``: queues too in which all has succeeded or was cancelled."""
+        """``has_ended``: with queues in which every job has succeeded or was cancelled."""
         values = {
             "queues": json.dumps([name for (name,) in reader.execute(self._sql["overview_queues"])]),
             "max_count": max_count,
-            "whole": whole,
+            "has_ended": has_ended,
             "now": now_us,
             "since": now_us - recent // MICROSECOND,
         }

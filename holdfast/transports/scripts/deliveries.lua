@@ -44,7 +44,7 @@ end)
 -- name: ack
 -- QUEUE, NUMBER and that many receipts: acknowledges settled deliveries.
 each_group(2, function(queue, from, to)
-    in_batches(from, to, function(first, last)
+    in_parts(from, to, function(first, last)
         ack(key_of(READY, queue), {unpack(ARGV, first, last)})
     end)
 end)
@@ -186,7 +186,7 @@ return found
 -- QUEUE, NUMBER and that many receipts: prolongs deliveries whose jobs still run.
 each_group(2, function(queue, from, to)
     local key = key_of(READY, queue)
-    in_batches(from, to, function(first, last)
+    in_parts(from, to, function(first, last)
         local arguments = {unpack(ARGV, first, last)}
         arguments[#arguments + 1] = 'JUSTID'
         call_group('XCLAIM', key, GROUP, CONSUMER, 0, unpack(arguments))

@@ -30,8 +30,8 @@ local function each_group(from, visit)
     end
 end
 
--- Batches: unpack fails beyond some thousand values.
-local function in_batches(from, to, visit)
+-- In parts: unpack fails beyond some thousand values.
+local function in_parts(from, to, visit)
     for first = from, to, 1000 do
         visit(first, math.min(first + 999, to))
     end
@@ -41,7 +41,7 @@ end
 local KEY_TYPE = 'list'
 
 local function push(queue, from, to)
-    in_batches(from, to, function(first, last)
+    in_parts(from, to, function(first, last)
         redis.call('LPUSH', key_of(READY, queue), unpack(ARGV, first, last))
     end)
 end
@@ -80,7 +80,7 @@ local function announce_queue(queue, times)
 end
 
 local function add_dead_letters(queue, from, to)
-    in_batches(from, to, function(first, last)
+    in_parts(from, to, function(first, last)
         redis.call('RPUSH', key_of(DEAD, queue), unpack(ARGV, first, last))
     end)
 end

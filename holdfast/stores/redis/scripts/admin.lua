@@ -21,7 +21,7 @@ if verb == 'replay' then
     end
 end
 allow_when_full()
-local whole = string.find(ARGV[4], 'w', 1, true)
+local in_one_piece = string.find(ARGV[4], 'w', 1, true)
 local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
 local REPLAYABLE = { failed = true, dead = true, cancelled = true }
 local answers = {}
@@ -92,7 +92,7 @@ local function replay(id, job, spec, delay, partition_field)
     end
     if ARGV[5] ~= '' then
         delete_pieces(id, 'payload')
-        append_pieces(fields, 'payload', string.sub(ARGV[5], 2), whole)
+        append_pieces(fields, 'payload', string.sub(ARGV[5], 2), in_one_piece)
     end
     call('HSET', JOB .. id, unpack(fields))
     partition_field = partition_field ~= '' and partition_field or nil

@@ -114,14 +114,14 @@ end
 local function make_due_ready(queues, queue_slots, wildcard_slots)
     local promoted = 0
     if wildcard_slots then
-        queues = safe_call('ZRANGEBYSCORE', PREFIX .. 'due', '-inf', NOW, 'LIMIT', 0, MAX_BATCH)
+        queues = safe_call('ZRANGEBYSCORE', PREFIX .. 'due', '-inf', NOW, 'LIMIT', 0, MAX_PER_SCRIPT)
         if call('EXISTS', SCHEDULE) == 1 then
             queues[#queues + 1] = 'default' -- a job may have been added by hand
         end
     end
     for _, queue in ipairs(queues) do
-        if (wildcard_slots or queue_slots[queue] > 0) and promoted < MAX_BATCH then
-            promoted = promoted + transitions().promote(queue, MAX_BATCH - promoted)
+        if (wildcard_slots or queue_slots[queue] > 0) and promoted < MAX_PER_SCRIPT then
+            promoted = promoted + transitions().promote(queue, MAX_PER_SCRIPT - promoted)
         end
     end
     write_next_due()
@@ -160,7 +160,7 @@ end
 local max_jobs, max_must_start, isolated = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local is_promoting, wildcard_slots, last_served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
 local queue_slots, queue_order = {}, {}
-local promoted, quarantined, status, stopped_at_last_attempt, reads_left = 0, 0, DONE, 0, max_jobs + 2 * MAX_BATCH
+local promoted, quarantined, status, stopped_at_last_attempt, reads_left = 0, 0, DONE, 0, max_jobs + 2 * MAX_PER_SCRIPT
 -- By ready list, the number of ids at its head that this claim may not take. Its next script starts after them. At most
 -- MAX_SKIPPED are skipped: ids further back wait until those are claimed.
 local skipped = ARGV[13] ~= '' and cmsgpack.unpack(ARGV[13]) or {}
@@ -173,7 +173,7 @@ local paused, limited_queues, has_tombstones, has_scheduled, may_hold_expired = 
 -- Usually none of these exists.
 if call('EXISTS', PREFIX .. 'paused', PREFIX .. 'tombstones', PREFIX .. 'due', SCHEDULE, PREFIX .. 'expiry',
         PREFIX .. 'queues_with_limits') > 0 then
-    may_hold_expired = end_expired(MAX_BATCH) == MAX_BATCH -- more expired jobs may be among the ready ones
+    may_hold_expired = end_expired(MAX_PER_SCRIPT) == MAX_PER_SCRIPT -- more expired jobs may be among the ready ones
     paused, limited_queues = paused_queues(), queues_with_limits()
     has_tombstones = call('EXISTS', PREFIX .. 'tombstones') == 1
     has_scheduled = call('EXISTS', PREFIX .. 'due', SCHEDULE) > 0
@@ -197,7 +197,7 @@ end
 
 local function claim_quarantined(queue)
     local best_priority, best_position, chosen
-    for _, id in ipairs(safe_call('ZRANGE', quarantine_key(queue), 0, MAX_BATCH - 1)) do
+    for _, id in ipairs(safe_call('ZRANGE', quarantine_key(queue), 0, MAX_PER_SCRIPT - 1)) do
         local job = read_job(id)
         local spec = job and parse_spec(job.spec_text or '')
         if not spec or job.state ~= 'queued' then
@@ -280,11 +280,11 @@ end
 
 local function push_back(list, ids, first) -- ids from index `first` on
     for last = #ids, first, -1000 do
-        local batch = {}
+        local part = {}
         for n = last, math.max(first, last - 999), -1 do
-            batch[#batch + 1] = ids[n]
+            part[#part + 1] = ids[n]
         end
-        call('LPUSH', list, unpack(batch))
+        call('LPUSH', list, unpack(part))
     end
 end
 
@@ -454,7 +454,7 @@ local max_jobs, max_tier, wildcard_slots, max_must_start =
     tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local queue_slots, paused, limited_queues, jobs_by_slot, slot_names = {}, paused_queues(), queues_with_limits(), {}, {}
 local first_id, stopped_at_last_attempt = 12 + 2 * tonumber(ARGV[11]), 0
-local may_hold_expired = end_expired(MAX_BATCH) == MAX_BATCH -- more expired jobs may be among the ready ones
+local may_hold_expired = end_expired(MAX_PER_SCRIPT) == MAX_PER_SCRIPT -- more expired jobs may be among the ready ones
 for i = 12, first_id - 1, 2 do
     queue_slots[ARGV[i]] = tonumber(ARGV[i + 1])
     slot_names[#slot_names + 1] = ARGV[i]
@@ -532,7 +532,7 @@ return { claimed, lease_until, stopped_at_last_attempt, expired }
 -- Running jobs that a worker claimed after an instant. ARGV: 3 worker, 4 instant, 5 lease in microseconds of its
 -- claims, 6 leases to skip. Returns {id, claims} of each, the number of other leases examined, and 1 if there are more.
 local min_lease_end = int(tonumber(ARGV[4]) + tonumber(ARGV[5]))
-local ids = safe_call('ZRANGEBYSCORE', LEASES, '(' .. min_lease_end, '+inf', 'LIMIT', ARGV[6], MAX_BATCH)
+local ids = safe_call('ZRANGEBYSCORE', LEASES, '(' .. min_lease_end, '+inf', 'LIMIT', ARGV[6], MAX_PER_SCRIPT)
 local found = {}
 for _, id in ipairs(ids) do
     local state, claims, started_at, owner = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
@@ -540,7 +540,7 @@ for _, id in ipairs(ids) do
         found[#found + 1] = { id, claims_of(claims, started_at) }
     end
 end
-return { found, #ids - #found, #ids == MAX_BATCH and 1 or 0 }
+return { found, #ids - #found, #ids == MAX_PER_SCRIPT and 1 or 0 }
 
 -- name: mark_unreadable (partitions, transitions, waits)
 -- Ends a claimed job that cannot be read. ARGV: 3 id, 4 error.

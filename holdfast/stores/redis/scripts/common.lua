@@ -50,8 +50,8 @@ local function index_key(seq)
     return PREFIX .. 'index:' .. int(math.floor(seq / INDEX_CHUNK))
 end
 
-local function append_pieces(fields, field, text, whole) -- splits values of 65 to 512 bytes; `whole`: never
-    if whole or #text <= PIECE_BYTES or #text > PIECE_BYTES * MAX_PIECES then
+local function append_pieces(fields, field, text, in_one_piece) -- splits values of 65 to 512 bytes; `in_one_piece`: never
+    if in_one_piece or #text <= PIECE_BYTES or #text > PIECE_BYTES * MAX_PIECES then
         fields[#fields + 1] = field
         fields[#fields + 1] = text
         return
@@ -64,7 +64,7 @@ end
 
 -- fragment: common
 local MERGE_WINDOW = 2000 -- ids at an end of a ready list that one script sorts
-local MAX_BATCH = 200 -- jobs one script handles
+local MAX_PER_SCRIPT = 200 -- jobs one script handles
 local MAX_FAILURES = 10000 -- failed attempts stored for readers of job events
 local NEVER = '253402300799000000' -- `run_at` of a job that waits without a deadline: the end of the year 9999
 

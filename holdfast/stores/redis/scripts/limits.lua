@@ -111,8 +111,8 @@ local function make_partitions()
                 end
                 names[#names + 1] = name
             end
-            for n = 1, #names, MAX_BATCH do
-                join_partitions(queue, { unpack(names, n, math.min(n + MAX_BATCH - 1, #names)) })
+            for n = 1, #names, MAX_PER_SCRIPT do
+                join_partitions(queue, { unpack(names, n, math.min(n + MAX_PER_SCRIPT - 1, #names)) })
             end
         end
         pending_members = {}
@@ -170,7 +170,7 @@ local function make_partitions()
     -- many partitions have one.
     local function return_unblocked(queue)
         if call('EXISTS', throttled_key(queue), full_key(queue)) > 0 then
-            return_due(queue, throttled_key(queue), MAX_BATCH)
+            return_due(queue, throttled_key(queue), MAX_PER_SCRIPT)
             return_due(queue, full_key(queue), MAX_FULL_LISTED / 2)
             local first = safe_call('ZCARD', start_tags_key(queue)) < MAX_FULL_LISTED
                 and safe_call('ZRANGE', full_key(queue), 0, MAX_FULL_LISTED - 1) or {}
@@ -468,18 +468,18 @@ allow_when_full()
 local max_jobs, isolated = tonumber(ARGV[6]), ARGV[7] == '1'
 local wildcard_slots, last_served = tonumber(ARGV[9]), ARGV[10]
 local START_COST, MAX_BLOCKED, RECHECK_US, MAX_KEPT_START_TAGS = 1000000, 300, 1000000, 20
-local MAX_QUARANTINED = 50 * MAX_BATCH -- jobs that are looked at, mostly for no more than their partition
+local MAX_QUARANTINED = 50 * MAX_PER_SCRIPT -- jobs that are looked at, mostly for no more than their partition
 local kept_start_tags = 0 -- partitions that lack tokens of a key for a heavy job and keep their start tags
 local next_free_at, quarantined, status = nil, 0, DONE
 local leaves_fewer = false -- the next script finds fewer blocked partitions, or jobs, before those it has not examined
-local blocked_left, reads_left = MAX_BLOCKED, max_jobs + 2 * MAX_BATCH -- partitions that may block; jobs that may be read
+local blocked_left, reads_left = MAX_BLOCKED, max_jobs + 2 * MAX_PER_SCRIPT -- partitions that may block; jobs that may be read
 local queue_slots, queue_order = {}, {}
 for n = 11, #ARGV, 2 do
     queue_slots[ARGV[n]] = tonumber(ARGV[n + 1])
     queue_order[#queue_order + 1] = ARGV[n]
 end
 local paused = call('EXISTS', PREFIX .. 'paused') == 1 and paused_queues() or {}
-local may_hold_expired = call('EXISTS', PREFIX .. 'expiry') == 1 and end_expired(MAX_BATCH) == MAX_BATCH
+local may_hold_expired = call('EXISTS', PREFIX .. 'expiry') == 1 and end_expired(MAX_PER_SCRIPT) == MAX_PER_SCRIPT
 
 local function note_free_at(instant)
     next_free_at = next_free_at and math.min(next_free_at, instant) or instant
@@ -556,7 +556,7 @@ local function load_page(entry)
     entry.page_start = entry.page_start + #entry.page
     entry.page = safe_call('ZRANGE', entry.key, entry.page_start, entry.page_start + entry.size - 1)
     entry.index = 1
-    entry.size = #entry.page == entry.size and math.min(MAX_BATCH, 4 * entry.size) or 0 -- 0: the last page
+    entry.size = #entry.page == entry.size and math.min(MAX_PER_SCRIPT, 4 * entry.size) or 0 -- 0: the last page
 end
 
 -- Fast path, for most jobs: one that was never claimed and whose id the store generated. Returns it and its weights.
@@ -731,7 +731,7 @@ local function append(list, score, name)
     list[n + 1], list[n + 2] = score, name
 end
 
-local function call_in_batches(command, key, list)
+local function call_in_parts(command, key, list)
     for n = 1, #list, 1000 do
         safe_call(command, key, unpack(list, n, math.min(n + 999, #list)))
     end
@@ -762,11 +762,11 @@ local function write_start_tags(round)
             end
         end
     end
-    call_in_batches('ZADD', start_tags_key(queue), start_tags)
-    call_in_batches('ZREM', start_tags_key(queue), removed_start_tags)
-    call_in_batches('ZADD', throttled_key(queue), throttled)
-    call_in_batches('ZADD', full_key(queue), full)
-    call_in_batches('ZADD', idle_start_tags_key(queue), idle_start_tags)
+    call_in_parts('ZADD', start_tags_key(queue), start_tags)
+    call_in_parts('ZREM', start_tags_key(queue), removed_start_tags)
+    call_in_parts('ZADD', throttled_key(queue), throttled)
+    call_in_parts('ZADD', full_key(queue), full)
+    call_in_parts('ZADD', idle_start_tags_key(queue), idle_start_tags)
     if not partitions().delete_unused_start_tags(queue) and round.virtual_time > round.start_time then
         safe_call('HSET', PREFIX .. 'virtual', queue, int(round.virtual_time))
         safe_call('ZREMRANGEBYSCORE', idle_start_tags_key(queue), '-inf', int(round.virtual_time))
@@ -852,7 +852,7 @@ end
 local function serve_quarantined(queue)
     local blocked, offset, ids = {}, 0, nil
     repeat
-        ids = safe_call('ZRANGE', quarantine_key(queue), offset, offset + MAX_BATCH - 1)
+        ids = safe_call('ZRANGE', quarantine_key(queue), offset, offset + MAX_PER_SCRIPT - 1)
         for _, job in ipairs(load_quarantined(ids, blocked)) do
             if not blocked[job.partition_field] then
                 claim_quarantined(queue, job, blocked)
@@ -861,8 +861,8 @@ local function serve_quarantined(queue)
                 return
             end
         end
-        offset = offset + MAX_BATCH
-    until #ids < MAX_BATCH or offset >= MAX_QUARANTINED
+        offset = offset + MAX_PER_SCRIPT
+    until #ids < MAX_PER_SCRIPT or offset >= MAX_QUARANTINED
 end
 
 local function serve_queue(queue, slots)
@@ -879,7 +879,7 @@ end
 local promoted = 0
 if ARGV[8] == '1' and (not wildcard_slots or call('EXISTS', PREFIX .. 'due', SCHEDULE) > 0) then
     promoted = make_due_ready(queue_order, queue_slots, wildcard_slots)
-    status = promoted == MAX_BATCH and MORE_DUE or DONE
+    status = promoted == MAX_PER_SCRIPT and MORE_DUE or DONE
 end
 local last_named = ''
 for _, queue in ipairs(queue_order) do
@@ -961,7 +961,7 @@ finish()
 return { facts, limits, limits_version(limits) }
 
 -- name: unassigned (partitions, transitions, claim_common, limit_documents)
--- Ids of ready jobs without a partition in a queue with limits, up to MAX_BATCH. ARGV: 6 queue, 7 "1": quarantined.
+-- Ids of ready jobs without a partition in a queue with limits, up to MAX_PER_SCRIPT. ARGV: 6 queue, 7 "1": quarantined.
 allow_when_full()
 local queue, found = ARGV[6], {}
 
@@ -995,11 +995,11 @@ if is_limited() then
         return one[1] < other[1]
     end)
     for _, list in ipairs(ARGV[7] == '1' and {} or lists) do
-        for _, id in ipairs(#found < MAX_BATCH and safe_call('LRANGE', list[2], 0, MAX_BATCH - #found - 1) or {}) do
+        for _, id in ipairs(#found < MAX_PER_SCRIPT and safe_call('LRANGE', list[2], 0, MAX_PER_SCRIPT - #found - 1) or {}) do
             check_id(id)
         end
     end
-    for _, id in ipairs(ARGV[7] == '1' and safe_call('ZRANGE', quarantine_key(queue), 0, MAX_BATCH - 1) or {}) do
+    for _, id in ipairs(ARGV[7] == '1' and safe_call('ZRANGE', quarantine_key(queue), 0, MAX_PER_SCRIPT - 1) or {}) do
         check_id(id)
     end
 else
@@ -1087,7 +1087,7 @@ end
 
 local function clear_head(list)
     local removed = 0
-    for _, id in ipairs(safe_call('LRANGE', list, 0, 2 * MAX_BATCH - 1)) do
+    for _, id in ipairs(safe_call('LRANGE', list, 0, 2 * MAX_PER_SCRIPT - 1)) do
         if not should_leave(id, list) then
             break
         end

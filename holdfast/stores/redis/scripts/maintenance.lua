@@ -2,7 +2,7 @@
 -- Makes due jobs of every queue ready, up to ARGV[3]; returns their number.
 allow_when_full()
 local max_jobs, promoted = tonumber(ARGV[3]), 0
-local queues = safe_call('ZRANGEBYSCORE', PREFIX .. 'due', '-inf', NOW, 'LIMIT', 0, MAX_BATCH)
+local queues = safe_call('ZRANGEBYSCORE', PREFIX .. 'due', '-inf', NOW, 'LIMIT', 0, MAX_PER_SCRIPT)
 queues[#queues + 1] = 'default' -- a job may have been added by hand
 for _, queue in ipairs(queues) do
     if promoted < max_jobs then
@@ -131,7 +131,7 @@ end
 -- Deletes jobs whose retention is over. Returns deleted, examined.
 allow_when_full()
 if state == 'succeeded' then
-    while pruned < max_jobs and scanned < 2 * MAX_BATCH and looks_left > 0 do
+    while pruned < max_jobs and scanned < 2 * MAX_PER_SCRIPT and looks_left > 0 do
         local ended_at, id = string.match(safe_call('LINDEX', ended, 0) or '', '^(%d+):(.*)$')
         if not id or tonumber(ended_at) > cutoff then
             if not id then
@@ -157,7 +157,7 @@ if state == 'succeeded' then
 else
     -- those that are kept come first
     local found = safe_call('ZRANGEBYSCORE', ended, '-inf', int(cutoff), 'WITHSCORES', 'LIMIT',
-        safe_call('ZCARD', kept), math.min(max_jobs, MAX_BATCH))
+        safe_call('ZCARD', kept), math.min(max_jobs, MAX_PER_SCRIPT))
     for n = 1, #found, 2 do
         local outcome = looks_left > 0 and prune(found[n], tonumber(found[n + 1])) or 'later'
         if outcome == 'kept' then
@@ -173,11 +173,11 @@ return { pruned, scanned }
 
 -- name: prune_kept (partitions, transitions, waits, pruning)
 -- Looks again at the kept jobs at which no script has looked since ARGV[6] ("" for the present), the earliest first, up
--- to MAX_BATCH. Returns deleted, examined, and the present.
+-- to MAX_PER_SCRIPT. Returns deleted, examined, and the present.
 allow_when_full()
 local since = ARGV[6] ~= '' and ARGV[6] or NOW
 local found = max_jobs > 0 and safe_call('ZRANGEBYSCORE', kept, '-inf', '(' .. since, 'LIMIT', 0,
-    math.min(max_jobs, MAX_BATCH)) or {}
+    math.min(max_jobs, MAX_PER_SCRIPT)) or {}
 for _, id in ipairs(found) do
     local outcome = looks_left > 0 and prune(id, nil) or 'later'
     if outcome == 'kept' or outcome == 'recent' then

@@ -45,9 +45,9 @@ end
 return states
 
 -- name: scan
--- Walks the index. ARGV: 3 "newest" or "oldest" first, 4 submission to start behind, 5 number of jobs to look at, 6 "1" for whole
--- jobs, else the fields of filters, 7.. states to return, none: all. Returns jobs like script `jobs`, at most
--- MAX_BATCH, the last submission, and 1 if there may be more.
+-- Walks the index. ARGV: 3 "newest" or "oldest" first, 4 submission to start behind, 5 number of jobs to look at, 6 "1" for all
+-- fields, else those of filters, 7.. states to return, none: all. Returns jobs like script `jobs`, at most
+-- MAX_PER_SCRIPT, the last submission, and 1 if there may be more.
 local newest, start_seq, max_jobs = ARGV[3] == 'newest', tonumber(ARGV[4]), tonumber(ARGV[5])
 local SCAN_FIELDS = { 'state', 'spec', 'seq', 'dueTime', 'created', 'options', 'reason', 'worker', 'cancel', 'claims',
     'pickupTime', 'error', 'partition', 'errorGroup' }
@@ -95,7 +95,7 @@ local function scan_chunk(chunk)
         return a[1] < b[1]
     end)
     for _, entry in ipairs(found) do
-        if scanned >= max_jobs or #jobs >= MAX_BATCH then
+        if scanned >= max_jobs or #jobs >= MAX_PER_SCRIPT then
             return
         end
         scanned, last = scanned + 1, entry[1]
@@ -112,11 +112,11 @@ local range = newest and { 'ZREVRANGEBYSCORE', chunk, '-inf' } or { 'ZRANGEBYSCO
 local chunks = redis.pcall(range[1], PREFIX .. 'chunks', range[2], range[3], 'LIMIT', 0,
     2 + math.ceil(max_jobs / INDEX_CHUNK) * 4)
 for n = 1, chunks.err and 0 or #chunks do
-    if scanned < max_jobs and #jobs < MAX_BATCH then
+    if scanned < max_jobs and #jobs < MAX_PER_SCRIPT then
         scan_chunk(chunks[n])
     end
 end
-if #jobs >= MAX_BATCH then
+if #jobs >= MAX_PER_SCRIPT then
     return { jobs, int(last), 1 }
 end
 if scanned < max_jobs and not chunks.err and #chunks == 2 + math.ceil(max_jobs / INDEX_CHUNK) * 4 then
@@ -147,7 +147,7 @@ for n = 3, #ARGV do
     local priorities = safe_call('ZRANGE', priorities_key(queue), 0, -1)
     priorities[#priorities + 1] = '0'
     for _, priority in ipairs(priorities) do
-        for _, id in ipairs(safe_call('LRANGE', ready_key(queue, priority), 0, MAX_BATCH - 1)) do
+        for _, id in ipairs(safe_call('LRANGE', ready_key(queue, priority), 0, MAX_PER_SCRIPT - 1)) do
             if consider(id) then -- the rest came later
                 break
             end
@@ -157,7 +157,7 @@ for n = 3, #ARGV do
         consider(id)
     end
     for _, key in ipairs({ start_tags_key(queue), throttled_key(queue), full_key(queue) }) do
-        for _, name in ipairs(safe_call('ZRANGE', key, 0, MAX_BATCH / 2 - 1)) do -- a sample of the partitions
+        for _, name in ipairs(safe_call('ZRANGE', key, 0, MAX_PER_SCRIPT / 2 - 1)) do -- a sample of the partitions
             local first = safe_call('ZRANGE', partition_key(queue, name), 0, 0)[1]
             if first then
                 consider(string.sub(first, SORT_KEY_LENGTH + 1))
@@ -204,17 +204,17 @@ end
 return { #flat / 2, jobs }
 
 -- name: recent
--- Of the ends in state ARGV[3], newest first, the next MAX_BATCH after ARGV[4]: their number, age of the last, and the
+-- Of the ends in state ARGV[3], newest first, the next MAX_PER_SCRIPT after ARGV[4]: their number, age of the last, and the
 -- number of jobs still in that state that ended within ARGV[5] microseconds, by queue: {queue, number, …}.
 local state, skipped, since = ARGV[3], tonumber(ARGV[4]), now - tonumber(ARGV[5])
 local key, ended_jobs = PREFIX .. 'ended:' .. state, {}
 if state == 'succeeded' then
-    for _, entry in ipairs(safe_call('LRANGE', key, -(skipped + MAX_BATCH), -(skipped + 1))) do
+    for _, entry in ipairs(safe_call('LRANGE', key, -(skipped + MAX_PER_SCRIPT), -(skipped + 1))) do
         local at, id = string.match(entry, '^(%d+):(.*)$')
         ended_jobs[#ended_jobs + 1] = { to_number(at), id or '' }
     end
 else
-    local flat = safe_call('ZREVRANGE', key, skipped, skipped + MAX_BATCH - 1, 'WITHSCORES')
+    local flat = safe_call('ZREVRANGE', key, skipped, skipped + MAX_PER_SCRIPT - 1, 'WITHSCORES')
     for n = 1, #flat, 2 do
         ended_jobs[#ended_jobs + 1] = { to_number(flat[n + 1]), flat[n] }
     end

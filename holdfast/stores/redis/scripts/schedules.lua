@@ -1,12 +1,12 @@
 -- name: write_schedule (partitions, transitions, waits, uniqueness, due_times, rewriting, storing, relations)
 -- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name,
--- 4 expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the batch. Returns its revision and the
--- reply of `store_batch`; or, if nothing was changed, "" and what was refused, {} for another revision.
+-- 4 expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the jobs. Returns its revision and the
+-- reply of `store_jobs`; or, if nothing was changed, "" and what was refused, {} for another revision.
 local current_revision = string.match(safe_call('HGET', PREFIX .. 'schedules', ARGV[3]) or '0', '^(%d+)')
 if current_revision ~= ARGV[4] then
     return { '', {} }
 end
-local stored, refused = store_batch(7)
+local stored, refused = store_jobs(7)
 if refused then
     return { '', refused }
 end

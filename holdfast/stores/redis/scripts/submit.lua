@@ -4,8 +4,8 @@ local function is_unique(key)
     return string.sub(key, 1, 1) == '\31'
 end
 
-local function set_key(key, id, keep_for) -- microseconds, or ""
-    local entry = (keep_for ~= '' and int(now + tonumber(keep_for)) or '0') .. ' ' .. id
+local function set_key(key, id, key_for) -- microseconds, or ""
+    local entry = (key_for ~= '' and int(now + tonumber(key_for)) or '0') .. ' ' .. id
     safe_call('HSET', PREFIX .. 'keys', key, entry)
     safe_call('ZREM', PREFIX .. 'outlived', key)
     return entry
@@ -13,7 +13,7 @@ end
 
 local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
 
--- A unique key as text: "POLICY DURING WINDOW KEY"; during: "unstarted", "active" or "-"; window: microseconds or "-".
+-- A unique key as text: "ON_CONFLICT DURING WINDOW KEY"; during: "unstarted", "active" or "-"; window: microseconds or "-".
 local function key_of(unique)
     return string.match(unique, '^%S+ %S+ %S+ (.*)$')
 end
@@ -62,7 +62,7 @@ end
 -- Applies an edit, or a later submission of its unique key, to a job in one of `states`. `change`: new values
 -- of priority, queue, when, payload, options, expires, partition ("" for none), nil to keep. A job in state `waiting`
 -- keeps its `run_at`. Returns state and changed.
-local function rewrite(id, change, states, whole)
+local function rewrite(id, change, states, in_one_piece)
     local old_state, old_spec_text, seq, lost_leases, created, old_run_at =
         read_fields(id, 'state', 'spec', 'seq', 'lost_leases', 'created', 'dueTime')
     local spec = parse_spec(old_spec_text or '')
@@ -98,7 +98,7 @@ local function rewrite(id, change, states, whole)
         if change[text] then
             delete_pieces(id, text)
             if change[text] ~= '' then
-                append_pieces(fields, text, change[text], text == 'payload' and whole)
+                append_pieces(fields, text, change[text], text == 'payload' and in_one_piece)
             end
         end
     end
@@ -140,10 +140,10 @@ end
 -- fragment: storing
 -- Each call of a script defines its functions anew, which takes longer than to store a job: jobs without extras have
 -- the script `submit_fast`, without the functions that other jobs need.
-local whole = false
+local in_one_piece = false
 local first_seq, seq
 local created_ids, answers = {}, {}
-local batch_specs, ready_lists, index_entries, delayed = {}, {}, {}, {}
+local specs, ready_lists, index_entries, delayed = {}, {}, {}, {}
 
 local function exists(id)
     if created_ids[id] then
@@ -155,28 +155,30 @@ local function exists(id)
     return call('EXISTS', JOB .. id) == 1
 end
 
--- Iterates over the jobs of a batch: position of its id in ARGV, and position of the head of its run.
+-- Iterates over the jobs of a submission: position of the job's id in ARGV, position of its run, and whether its arguments
+-- are the extended ones.
 local function each_job(from, visit)
-    local at = from + 2 + tonumber(ARGV[from + 1])
-    while at <= #ARGV do
-        local width = ARGV[at + 4] == 'x' and 11 or 2
-        local last = at + 4 + width * tonumber(ARGV[at])
-        for n = at + 5, last, width do
-            visit(n, at, width == 11)
+    local run = from + 2 + tonumber(ARGV[from + 1])
+    while run <= #ARGV do
+        local is_extended = ARGV[run + 4] == 'extended'
+        local arguments_per_job = is_extended and 11 or 2
+        local last = run + 4 + arguments_per_job * tonumber(ARGV[run])
+        for n = run + 5, last, arguments_per_job do
+            visit(n, run, is_extended)
         end
-        at = last + 1
+        run = last + 1
     end
 end
 
 local function read_specs(from)
-    whole = string.sub(ARGV[from], 1, 1) == '1'
+    in_one_piece = string.sub(ARGV[from], 1, 1) == '1'
     first_seq = to_number(safe_call('GET', PREFIX .. 'seq'))
     seq = first_seq
     for n = from + 2, from + 1 + tonumber(ARGV[from + 1]) do
         local spec = parse_spec(ARGV[n])
         local key = ready_key(spec.queue, spec.priority)
         ready_lists[key] = ready_lists[key] or { queue = spec.queue, priority = spec.priority }
-        batch_specs[n - from - 1] = { text = ARGV[n], queue = spec.queue, priority = spec.priority,
+        specs[n - from - 1] = { text = ARGV[n], queue = spec.queue, priority = spec.priority,
             list = ready_lists[key], numbers = {} }
     end
 end
@@ -215,7 +217,7 @@ local function create_without_extras(id, spec, when, payload)
     if is_later then
         fields[9], fields[10] = 'created', NOW
     end
-    append_pieces(fields, 'payload', payload, whole)
+    append_pieces(fields, 'payload', payload, in_one_piece)
     call('HSET', JOB .. id, unpack(fields))
 end
 
@@ -246,7 +248,7 @@ local function write_entries()
         safe_call('HSET', PREFIX .. 'index:' .. int(chunk), unpack(entries))
         safe_call('ZADD', PREFIX .. 'chunks', chunk, chunk)
     end
-    for _, spec in ipairs(batch_specs) do
+    for _, spec in ipairs(specs) do
         for state, number in pairs(spec.numbers) do
             count(spec.queue, state, number)
             notify('ready_jobs', 'queue:' .. spec.queue)
@@ -273,8 +275,8 @@ local function owner_of(key)
     end
 end
 
-local function take_key(key, id, keep_for)
-    key_entries[key] = set_key(key, id, keep_for ~= '' and string.sub(keep_for, 2) or '')
+local function take_key(key, id, key_for)
+    key_entries[key] = set_key(key, id, key_for ~= '' and string.sub(key_for, 2) or '')
 end
 
 local function add_key(id, key) -- of an existing job; deleting the job frees all
@@ -291,7 +293,7 @@ local function add_key(id, key) -- of an existing job; deleting the job frees al
     end
 end
 
--- The job for which a new one waits. `key`: of an earlier job of the batch, whose id was perhaps answered with the job
+-- The job for which a new one waits. `key`: of an earlier job of the submission, whose id was perhaps answered with the job
 -- that has the key; that one may be gone.
 local function find_dependency(id, key)
     id = aliases[id] or id
@@ -391,7 +393,7 @@ local function create(id, spec, when, payload, key, options, has_client_id, part
     if state ~= 'queued' then
         fields[#fields + 1], fields[#fields + 2] = 'created', NOW
     end
-    append_pieces(fields, 'payload', payload, whole)
+    append_pieces(fields, 'payload', payload, in_one_piece)
     if options ~= '' then
         append_pieces(fields, 'options', string.sub(options, 2))
     end
@@ -417,14 +419,14 @@ local function write_created()
     end
 end
 
-local function store(id, spec, when, payload, key, keep_for, options, has_client_id, unique, expires, partition_field,
+local function store(id, spec, when, payload, key, key_for, options, has_client_id, unique, expires, partition_field,
     after, is_batch)
     local owner = key and owner_of(key)
     if owner and (owner ~= id or not exists(id)) then -- unless the key is its own, from an earlier life of this id
         return owner
     elseif exists(id) then
         if key and not owner then
-            take_key(key, id, keep_for)
+            take_key(key, id, key_for)
             add_key(id, key)
         end
         return 0
@@ -443,12 +445,12 @@ local function store(id, spec, when, payload, key, keep_for, options, has_client
                 change.payload, change.priority, change.partition = payload,
                     string.match(spec.text, '^%S+'), partition_field or ''
             end
-            local _, changed = rewrite(holder, change, REPLACEABLE, whole)
+            local _, changed = rewrite(holder, change, REPLACEABLE, in_one_piece)
             return changed and '+' .. holder or holder
         end
     end
     if key and not owner then
-        take_key(key, id, keep_for)
+        take_key(key, id, key_for)
     end
     create(id, spec, when, payload, key or unique ~= '' and key_of(unique), options, has_client_id, partition_field,
         after, is_batch)
@@ -495,12 +497,12 @@ end
 
 -- Adds members to their batches, and gives batches free whose last member is stored.
 local function write_members(from)
-    local n = 0
-    each_job(from, function(at, _, is_extended)
-        n = n + 1
-        local _, batch = relation_of(at, is_extended)
-        if batch and not left_out[ARGV[at]] then
-            add_member(batch, aliases[given_ids[n]] or given_ids[n])
+    local number = 0
+    each_job(from, function(n, _, is_extended)
+        number = number + 1
+        local _, batch = relation_of(n, is_extended)
+        if batch and not left_out[ARGV[n]] then
+            add_member(batch, aliases[given_ids[number]] or given_ids[number])
         end
     end)
     for batch in string.gmatch(ARGV[from], ' (%S+)') do
@@ -513,7 +515,7 @@ local function write_members(from)
     end
 end
 
--- The first dependency that is neither stored nor earlier in the batch. A job that is known already needs none.
+-- The first dependency that is neither stored nor earlier in the submission. A job that is known already needs none.
 local function find_missing(from)
     local keys, missing = {}, nil -- keys of the jobs so far, "" for none
     each_job(from, function(n, _, is_extended)
@@ -533,17 +535,18 @@ local function find_missing(from)
     return missing
 end
 
--- Stores jobs, encoded from ARGV[from] on: "1" to keep payloads in one piece, else "0", then "a" if a job has
--- dependencies, "b" if one is a batch or a member, and " ID" of each batch that gets no more members or callbacks;
--- number of specs, the specs, then runs of jobs. A run begins with what its jobs share: number, spec, when ("" now,
--- "+delay", "=instant"), field `partition` or "", and "" or "x". Then id and payload of each job; with "x" also key, its
--- lifetime and options (each after "=", "" for none), "1" for a client's own id, its unique key as `take_unique` expects
--- it, expiry, dependencies in MessagePack or "", "*" for a batch and then the id of the batch of which it is a member,
--- and name and text of each of its steps in MessagePack, or "".
+-- Stores jobs, encoded from ARGV[from] on: flags, number of specs, the specs, then runs of jobs.
+--   flags       "1" to keep payloads in one piece, else "0"; "a" if a job has dependencies, "b" if one is a batch or a member;
+--               and " ID" of each batch that gets no more members or callbacks
+--   of a run    number of jobs, spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "extended"
+--   of a job    n id, n+1 payload; in an extended run also, "" where there is none:
+--               n+2 "=" and key, n+3 "=" and key_for, n+4 "=" and options, n+5 "1" for a client's own id, n+6 unique key as
+--               `take_unique` expects it, n+7 expiry, n+8 dependencies in MessagePack, n+9 "*" for a batch, then the id of
+--               the batch of which it is a member, n+10 name and text of each of its steps in MessagePack
 -- Returns nil and what was refused: the id of a missing dependency, after "after ", or that of a batch, after "missing "
 -- or "ended "; or per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was changed.
 -- If any job was created, the number of the last submission and the time follow, "NUMBER MICROSECONDS".
-local function store_batch(from)
+local function store_jobs(from)
     local flags = string.match(ARGV[from], '^%S+')
     local missing = string.find(flags, 'a', 1, true) and find_missing(from)
     local has_batches = string.find(flags, 'b', 1, true)
@@ -553,16 +556,16 @@ local function store_batch(from)
     end
     read_specs(from)
 
-    each_job(from, function(n, at, is_extended)
-        local partition_field = ARGV[at + 3] ~= '' and ARGV[at + 3] or nil
-        local key, keep_for, options, has_client_id, unique, expires = nil, '', '', false, '', ''
+    each_job(from, function(n, run, is_extended)
+        local partition_field = ARGV[run + 3] ~= '' and ARGV[run + 3] or nil
+        local key, key_for, options, has_client_id, unique, expires = nil, '', '', false, '', ''
         if is_extended then
             key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
-            keep_for, options, has_client_id, unique = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1', ARGV[n + 6]
+            key_for, options, has_client_id, unique = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1', ARGV[n + 6]
             expires = ARGV[n + 7]
         end
         local answer = left_out[ARGV[n]] and 0 or store(
-            ARGV[n], batch_specs[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[n + 1], key, keep_for, options,
+            ARGV[n], specs[tonumber(ARGV[run + 1])], ARGV[run + 2], ARGV[n + 1], key, key_for, options,
             has_client_id, unique, expires, partition_field, dependencies_of(n, is_extended),
             (relation_of(n, is_extended))
         )
@@ -591,7 +594,7 @@ end
 -- name: submit_one (only basics)
 -- `submit_fast` for one job that is ready at once: most of the time of a script goes into defining functions and tables, and
 -- this one has few. ARGV from 3 on: id, spec, queue, priority, payload, "1" to keep it in one piece, else "0". Returns 1 and
--- what `store_batch` adds. Returns 0 and stores nothing where it is known or a key has another type or another value than
+-- what `store_jobs` adds. Returns 0 and stores nothing where it is known or a key has another type or another value than
 -- ours: `submit_fast` finds out and mends that.
 local id, queue, priority, payload = ARGV[3], ARGV[5], ARGV[6], ARGV[7]
 local seq = tonumber(redis.pcall('GET', PREFIX .. 'seq') or 0)
@@ -627,13 +630,13 @@ call('PUBLISH', PREFIX .. 'ready_jobs', ARGV[2] .. '\nqueue:' .. queue)
 return { 1, seq .. ' ' .. NOW }
 
 -- name: submit_fast (due_times, storing)
--- `submit` for jobs without extras ("x") and limits. Returns per job 1 (created) or 0 (known), and what `store_batch` adds.
+-- `submit` for jobs that are not extended and under no limits. Returns per job 1 (created) or 0 (known), and what `store_jobs` adds.
 read_specs(3)
-each_job(3, function(n, at)
+each_job(3, function(n, run)
     local is_known = exists(ARGV[n])
     answers[#answers + 1] = is_known and 0 or 1
     if not is_known then
-        create_without_extras(ARGV[n], batch_specs[tonumber(ARGV[at + 1])], ARGV[at + 2], ARGV[n + 1])
+        create_without_extras(ARGV[n], specs[tonumber(ARGV[run + 1])], ARGV[run + 2], ARGV[n + 1])
     end
 end)
 write_queues()
@@ -642,7 +645,7 @@ finish()
 return answers
 
 -- name: submit (partitions, transitions, waits, uniqueness, due_times, rewriting, storing, relations)
--- ARGV from 3 on: the batch. Returns the reply of `store_batch`, or what was refused.
-local stored, refused = store_batch(3)
+-- ARGV from 3 on: the jobs. Returns the reply of `store_jobs`, or what was refused.
+local stored, refused = store_jobs(3)
 finish()
 return stored or refused

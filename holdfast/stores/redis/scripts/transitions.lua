@@ -42,7 +42,7 @@ local function make_transitions()
     -- The first id that is no tombstone: only its job has the position of the list's head.
     local function first_live(list)
         local id = call('LINDEX', list, 0)
-        for _ = 1, MAX_BATCH do
+        for _ = 1, MAX_PER_SCRIPT do
             if not id or not clear_tombstone(list, id) then
                 break
             end

@@ -85,7 +85,7 @@ if recorded then
 end
 
 local function oldest_signal() -- id and value
-    local kept = safe_call('ZRANGE', PREFIX .. 'signals_kept:' .. topic, 0, MAX_BATCH - 1)
+    local kept = safe_call('ZRANGE', PREFIX .. 'signals_kept:' .. topic, 0, MAX_PER_SCRIPT - 1)
     for _, signal in ipairs(kept) do
         local its_topic, value = decode_signal(safe_call('HGET', PREFIX .. 'signals', signal))
         if its_topic == topic then
@@ -223,8 +223,8 @@ return #ids
 
 -- name: start_children (partitions, transitions, waits, uniqueness, due_times, rewriting, storing, relations, steps)
 -- Stores children of a running job, which waits for their ends. ARGV: 3 id, 4 claims, 5 worker, 6 "1" for the first
--- part, 7 on: the batch. Returns nil if the lease is lost, what was refused, or id and state ("" for none) of each child
--- and the reply of `store_batch`.
+-- part, 7 on: the jobs. Returns nil if the lease is lost, what was refused, or id and state ("" for none) of each child
+-- and the reply of `store_jobs`.
 local parent = ARGV[3]
 local has_lease, wait = holds_lease(parent, ARGV[4], ARGV[5])
 if not has_lease then
@@ -237,7 +237,7 @@ each_job(7, function(n)
         left_out[ARGV[n]] = true -- started before, and deleted since
     end
 end)
-local stored, refused = store_batch(7)
+local stored, refused = store_jobs(7)
 if refused then
     return refused
 end

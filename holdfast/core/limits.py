@@ -283,15 +283,18 @@ def split_bucket(bucket: str) -> tuple[str, str | None]:
 
 
 class _Demand(NamedTuple):
-    """A job in a bucket. ``light_at``: when tokens and pauses would let a job of weight 1 start."""
+    """A job in a bucket. ``free_at``: when tokens and pauses let it start; ``free_for_one_at``: one of weight 1.
+
+    ``lacks_slots``: fewer slots are free than its weight; ``is_full``: none is. ``state_after``: once it has started.
+    """
 
     bucket: str
     weight: int
     free_at: int = 0
-    light_at: int = 0
-    lacks_room: bool = False
-    has_no_room: bool = False
-    after: BucketState | None = None
+    free_for_one_at: int = 0
+    lacks_slots: bool = False
+    is_full: bool = False
+    state_after: BucketState | None = None
 
     @property
     def is_keyed(self) -> bool:
@@ -325,32 +328,32 @@ class Admission:
         at which the partition may have room, or ``KEEPS_START_TAG``.
         """
         buckets = split_partition(partition)
-        if weights is None and not self._states and not self._reserved and self._take_light(buckets):
+        if weights is None and not self._states and not self._reserved and self._take_one_slot_each(buckets):
             return None
-        demands = [self._look(*each) for each in zip(buckets, read_weights(weights, len(buckets)), strict=True)]
+        demands = [self._read_demand(*each) for each in zip(buckets, read_weights(weights, len(buckets)), strict=True)]
         free_at = max(each.free_at for each in demands)
-        if free_at > self._now_us or any(each.lacks_room for each in demands):
-            light_at = max(each.light_at for each in demands)
+        if free_at > self._now_us or any(each.lacks_slots for each in demands):
+            free_for_one_at = max(each.free_for_one_at for each in demands)
             self.closed.update(
                 each.bucket
                 for each in demands
-                if not each.is_keyed and (each.has_no_room or each.light_at > self._now_us)
+                if not each.is_keyed and (each.is_full or each.free_for_one_at > self._now_us)
             )
-            if reserves and light_at <= self._now_us and not any(each.has_no_room for each in demands):
+            if reserves and free_for_one_at <= self._now_us and not any(each.is_full for each in demands):
                 self._reserve(demands)
             if free_at <= self._now_us:
                 return KEEPS_START_TAG
             if len(buckets) == 1 or not reserves:  # no other partition of its queue shares its bucket
                 return free_at
-            return light_at if light_at > self._now_us else self._keep_start_tag(demands, free_at)
-        for bucket, weight, *_, after in demands:
+            return free_for_one_at if free_for_one_at > self._now_us else self._keep_start_tag(demands, free_at)
+        for bucket, weight, *_, state_after in demands:
             self._used[bucket] = self._used.get(bucket, 0) + weight
-            if after is not None:
-                self._states[bucket] = after
+            if state_after is not None:
+                self._states[bucket] = state_after
                 self.changed.add(bucket)
         return None
 
-    def _take_light(self, buckets: Sequence[str]) -> bool:
+    def _take_one_slot_each(self, buckets: Sequence[str]) -> bool:
         """Takes room for a job of weight 1 where all buckets have some and none gives tokens, as most often."""
         used = self._used
         for bucket in buckets:
@@ -364,27 +367,35 @@ class Admission:
             used[bucket] = used.get(bucket, 0) + 1
         return True
 
-    def _look(self, bucket: str, weight: int) -> _Demand:
+    def _read_demand(self, bucket: str, weight: int) -> _Demand:
         now, state = self._now_us, self._states.get(bucket, _FRESH_BUCKET)
-        free_at = light_at = state.paused_until_us
+        free_at = free_for_one_at = state.paused_until_us
         limit, reserved = self._limits.get(split_bucket(bucket)[0]), self._reserved.get(bucket, 0)
         if limit is None:
-            return _Demand(bucket, weight, free_at, light_at)
-        values, free_slots, after = limit.values, MAX_WEIGHT, None
+            return _Demand(bucket, weight, free_at, free_for_one_at)
+        values, free_slots, state_after = limit.values, MAX_WEIGHT, None
         if values.concurrency is not None:
             free_slots = values.concurrency - self._used.get(bucket, 0) - reserved
         if values.rate is not None:
             full_at = max(state.full_at_us, now) + min(reserved, values.burst) * (values.interval_us or 0)
-            free_at = max(free_at, take_tokens(values, full_at, weight, now)[1])
-            light_at = max(light_at, take_tokens(values, full_at, 1, now)[1])
-            after = BucketState(take_tokens(values, state.full_at_us, weight, now)[0], state.paused_until_us)
+            free_at = max(free_at, compute_token_times(values, full_at, weight, now)[1])
+            free_for_one_at = max(free_for_one_at, compute_token_times(values, full_at, 1, now)[1])
+            state_after = BucketState(
+                compute_token_times(values, state.full_at_us, weight, now)[0], state.paused_until_us
+            )
         return _Demand(
-            bucket, weight, free_at, light_at, free_slots < min(weight, values.concurrency or 1), free_slots < 1, after
+            bucket,
+            weight,
+            free_at,
+            free_for_one_at,
+            free_slots < min(weight, values.concurrency or 1),
+            free_slots < 1,
+            state_after,
         )
 
     def _reserve(self, demands: Sequence[_Demand]) -> None:
         """Reserves the job's weight: in the buckets of its keys until it fits them, then in all of them."""
-        of_keys = any(each.is_keyed and (each.lacks_room or each.free_at > self._now_us) for each in demands)
+        of_keys = any(each.is_keyed and (each.lacks_slots or each.free_at > self._now_us) for each in demands)
         for each in demands:
             if each.weight > 1 and (each.is_keyed or not of_keys):
                 self._reserved[each.bucket] = self._reserved.get(each.bucket, 0) + each.weight
@@ -398,7 +409,7 @@ class Admission:
         return KEEPS_START_TAG
 
 
-def take_tokens(values: LimitValues, full_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:
+def compute_token_times(values: LimitValues, full_at_us: int, tokens: int, now_us: int) -> tuple[int, int]:
     """Returns when all tokens will be back after these are taken, and the earliest instant at which they can be."""
     interval = values.interval_us or 0
     tokens = min(tokens, values.burst)  # more than it ever holds: all of them
@@ -423,7 +434,7 @@ def bucket_use(bucket: str, limit: Limit | None, used: int, state: BucketState, 
     """Use of a bucket, from the weight of its running jobs and its state."""
     has_token_at = now_us
     if limit is not None and limit.values.rate is not None:
-        _, has_token_at = take_tokens(limit.values, state.full_at_us, 1, now_us)
+        _, has_token_at = compute_token_times(limit.values, state.full_at_us, 1, now_us)
     free_at = max(has_token_at, state.paused_until_us)
     paused = free_at > max(now_us, has_token_at)
     return BucketUse(bucket=bucket, used=used, free_at_us=free_at if free_at > now_us else 0, paused=paused)

@@ -120,7 +120,7 @@ COLUMNS = {
             "options",
             "tags",
             "unique_keys",
-            "keep_for",
+            "key_for",
             "expires_ats",
             "expires_ins",
         ),

@@ -128,7 +128,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "get": (BY_ID,),
     "get_many": (BY_ID,),
     "summaries": (BY_ID,),
-    "key_owner": ("PRIMARY KEY",),
+    "key_holder": ("PRIMARY KEY",),
     "attempts": ("PRIMARY KEY", BY_ID),
     "logs": ("PRIMARY KEY", BY_ID),
     "detach_expired_keys": ("holdfast_key", BY_ID),

@@ -29,6 +29,7 @@ from holdfast.core.limits import (
     LimitTable,
     LimitValues,
     bucket_use,
+    compute_token_times,
     decode_limits,
     encode_limit,
     name_bucket,
@@ -36,7 +37,6 @@ from holdfast.core.limits import (
     read_weights,
     split_bucket,
     split_partition,
-    take_tokens,
     use_of_running,
 )
 from holdfast.core.models import Job, NewJob
@@ -71,7 +71,7 @@ def test_tokens_never_exceed_burst_and_rate_in_any_window(
     now = full_at = 0
     for pause, tokens in steps:
         now += pause
-        after, first = take_tokens(values, full_at, tokens, now)
+        after, first = compute_token_times(values, full_at, tokens, now)
         if first <= now:
             full_at = after
             taken.append((now, min(tokens, burst)))
@@ -85,10 +85,10 @@ def test_tokens_never_exceed_burst_and_rate_in_any_window(
 @given(rate=st.integers(1, 1000), burst=st.integers(1, 50), tokens=st.integers(1, 100), full_at=st.integers(0, SECOND))
 def test_tokens_can_be_taken_at_the_promised_instant(rate: int, burst: int, tokens: int, full_at: int) -> None:
     values = LimitValues(rate=rate, burst=burst)
-    _, first = take_tokens(values, full_at, tokens, 0)
+    _, first = compute_token_times(values, full_at, tokens, 0)
     if first > 0:
-        assert take_tokens(values, full_at, tokens, first)[1] <= first
-        assert take_tokens(values, full_at, tokens, first - 1)[1] > first - 1
+        assert compute_token_times(values, full_at, tokens, first)[1] <= first
+        assert compute_token_times(values, full_at, tokens, first - 1)[1] > first - 1
 
 
 def test_bucket_is_free_after_tokens_and_pause() -> None:

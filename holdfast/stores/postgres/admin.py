@@ -128,8 +128,8 @@ class PostgresAdmin(SelectionAdmin):
         firsts = list({keys[job_id].key: job_id for job_id in reversed(ids) if job_id in keys}.values())
         # no replay changes the holder: none needs a lock on it
         unique_keys = [encode_unique(replace(keys[job_id], on_conflict="keep")) for job_id in firsts]
-        owners = dict(await fetch(self._sql["take_unique_keys"], ids=firsts, unique_keys=unique_keys))
-        return [job_id for job_id in ids if job_id not in keys or owners.get(job_id) == job_id]
+        holders = dict(await fetch(self._sql["take_unique_keys"], ids=firsts, unique_keys=unique_keys))
+        return [job_id for job_id in ids if job_id not in keys or holders.get(job_id) == job_id]
 
     async def _delete(self, chosen: Chosen) -> BulkResult:
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, Resolution]:

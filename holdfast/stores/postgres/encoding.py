@@ -198,7 +198,7 @@ def key_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
     """
     return {
         "keys": [text_or_none(job.key) for job in jobs],
-        "keep_for": [span_us(job.key_for) for job in jobs],
+        "key_for": [span_us(job.key_for) for job in jobs],
         "tags": [_encode(job.options.tags).decode() if job.options and job.options.tags else None for job in jobs],
         "unique_keys": [None if job.unique is None else encode_unique(job.unique) for job in jobs],
         "expires_ats": [job.expires_at_us for job in jobs],

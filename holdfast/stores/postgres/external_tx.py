@@ -199,7 +199,7 @@ def _row(job: NewJob) -> dict[str, Any]:
         "delay": span_us(job.delay),
         "max_attempts": job.max_attempts,
         "key": text_or_none(job.key),
-        "keep_for": span_us(job.key_for),
+        "key_for": span_us(job.key_for),
         "options": None if options is None else encode_options(options),
         "has_client_id": job.has_client_id,
         "tags": None if options is None or not options.tags else options.tags,

@@ -223,23 +223,23 @@ cross join lateral (
             bool_or(u.key is not null and u.unique_key is not null) over () as has_two_keys
         from unnest(:ids::uuid[], :queues::text[], :tasks::text[], :payloads::text[], :ranks::int[],
             :run_ats::bigint[], :delays::bigint[], :max_attempts::bigint[], :options::json[], :have_client_ids::boolean[],
-            :keys::text[], :keep_for::bigint[], :tags::json[], :unique_keys::json[], :expires_ats::bigint[],
+            :keys::text[], :key_for::bigint[], :tags::json[], :unique_keys::json[], :expires_ats::bigint[],
             :expires_ins::bigint[], :partitions::text[], :weights::text[], :are_waiting::boolean[]) with ordinality
-            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, has_client_id, key, keep_for, tags, unique_key,
+            as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, has_client_id, key, key_for, tags, unique_key,
                 expires_at, expires_in, partition, weights, is_waiting, ordinal)
         offset 0) d
     order by case when not has_two_keys then coalesce(key, unique_key ->> 'key') end collate "C" nulls first, ordinal
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,
-    d.max_attempts, d.key, n.now + d.keep_for, d.options, d.has_client_id,
+    d.max_attempts, d.key, n.now + d.key_for, d.options, d.has_client_id,
     case when d.tags is not null then array(select json_array_elements_text(d.tags)) end, d.unique_key, d.partition, d.weights,
     coalesce(d.is_waiting, false)) a;
 
--- name: key_owner
+-- name: key_holder
 select job_id::text from holdfast.key where key = :key;
 
--- own: key_owners
+-- own: key_holders
 select key, job_id::text from holdfast.key where key = any(:keys::text[]);
 
 -- own: ready_queues

@@ -56,17 +56,17 @@ class PostgresQuery(Feed):
         return [found.get(job_id) for job_id in job_ids]
 
     async def by_key(self, key: str) -> Job | None:
-        rows = await self._pool.fetch(self._sql["key_owner"], key=to_text(key))
+        rows = await self._pool.fetch(self._sql["key_holder"], key=to_text(key))
         return await self.get(rows[0][0]) if rows else None
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
         if not keys:
             return []
         texts = list(map(to_text, keys))
-        owners = dict(await self._pool.fetch(self._sql["key_owners"], keys=texts))
-        rows = await self._pool.fetch(self._sql["get_many"], ids=list(owners.values())) if owners else []
+        holders = dict(await self._pool.fetch(self._sql["key_holders"], keys=texts))
+        rows = await self._pool.fetch(self._sql["get_many"], ids=list(holders.values())) if holders else []
         jobs = {row[0]: shown_job(row) for row in rows}
-        return [jobs.get(owners.get(text, "")) for text in texts]
+        return [jobs.get(holders.get(text, "")) for text in texts]
 
     async def find(
         self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None

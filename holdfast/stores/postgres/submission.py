@@ -174,7 +174,7 @@ async def _known_jobs(
     """Returns the ids among the jobs' whose id or key stands for a stored job."""
     known = {row[0] for row in await fetch(statements["states_of"], ids=possible_ids(job.id for job in jobs))}
     keys = [to_text(job.key) for job in jobs if job.key is not None]
-    owned = {row[0] for row in await fetch(statements["key_owners"], keys=keys)}
+    owned = {row[0] for row in await fetch(statements["key_holders"], keys=keys)}
     return known | {job.id for job in jobs if job.key is not None and to_text(job.key) in owned}
 
 

@@ -104,7 +104,7 @@ class RedisClaimBuilder:
         """True if the first claimed job is under limits."""
         self.has_limited_jobs = False
         """True if a queue of the request has jobs under limits."""
-        self.unassigned: list[str] = []
+        self.unassigned_queues: list[str] = []
         """Queues with limits that have ready jobs without a partition."""
 
     @property
@@ -141,7 +141,7 @@ class RedisClaimBuilder:
     def take(self, jobs: list[Job], reply: Sequence[Any]) -> None:
         """Adds the reply of a script."""
         rows, promoted, due_in, quarantined, until, _, status, self._skipped, stopped, limited, unassigned = reply
-        self.has_limited_jobs, self.unassigned = bool(limited), [decode_text(queue) for queue in unassigned]
+        self.has_limited_jobs, self.unassigned_queues = bool(limited), [decode_text(queue) for queue in unassigned]
         self._promoted += promoted
         self._due_in["ready"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
@@ -219,7 +219,9 @@ class RedisClaimBuilder:
     @property
     def _none_left(self) -> bool:
         """Returns True if no ready job of the wanted queues was left."""
-        jobs_left = self.has_limited_jobs or self.unassigned or self._quarantined or self._stopped_at_last_attempt
+        jobs_left = (
+            self.has_limited_jobs or self.unassigned_queues or self._quarantined or self._stopped_at_last_attempt
+        )
         wanted = [name for name, slots in self._request.capacity.items() if slots > 0]
         return self.is_done and not (jobs_left or self.is_full or self._skipped) and all(map(self._slots.get, wanted))
 

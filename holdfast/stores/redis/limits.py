@@ -63,7 +63,7 @@ class PartitionAssigner:
     async def assign_ready(self, worker: str, queue: str, *, isolated: bool) -> None:
         """Moves the first ready jobs of a queue that have no partition into theirs. ``isolated``: quarantined ones."""
         common = (worker, 0, self._pool.address.task, queue)
-        ids = await self._pool.run(self._scripts["unassigned"], *common, int(isolated))
+        ids = await self._pool.run(self._scripts["find_unassigned"], *common, int(isolated))
         await self._assign(common, ids)
 
     async def find_partitions(

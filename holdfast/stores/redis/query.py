@@ -91,11 +91,11 @@ class Read:
         return (await self.by_keys([key]))[0]
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        owners: list[str] = []
+        holders: list[str] = []
         for part in split_parts(keys, _PART):
             found = await self._pool.run_command("HMGET", self._prefix + "keys", *part)
-            owners += ["" if each is None else decode_text(each).partition(" ")[2] for each in found]
-        return await self.get_many(owners)
+            holders += ["" if each is None else decode_text(each).partition(" ")[2] for each in found]
+        return await self.get_many(holders)
 
     async def find(
         self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None

@@ -169,9 +169,9 @@ class RedisQueueing:
                 await self._claim_limited(request, builder, promote=True)
             promoted = builder.promoted
             await self._claim_unlimited(request, builder)
-            for queue in builder.unassigned:
+            for queue in builder.unassigned_queues:
                 await self._assigner.assign_ready(request.worker, queue, isolated=request.isolated)
-            is_changed = builder.promoted > promoted or builder.unassigned
+            is_changed = builder.promoted > promoted or builder.unassigned_queues
             if is_changed or (builder.has_limited_jobs and not limited_first):
                 await self._claim_limited(request, builder, promote=False)
         except HoldfastError:

@@ -120,7 +120,7 @@ def _is_known(statements: Mapping[str, str], job: NewJob) -> StatementFlow[bool]
     """Returns True if the id or key of a job stands for one already: then its submission changes nothing."""
     known = yield Statement(statements["is_stored"], (job.id,))
     if not known and job.key is not None:
-        known = yield Statement(statements["key_owner"], (job.key,))
+        known = yield Statement(statements["key_holder"], (job.key,))
     return bool(known)
 
 

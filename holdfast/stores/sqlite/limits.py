@@ -22,11 +22,11 @@ from holdfast.core.limits import (
     LimitChange,
     LimitTable,
     bucket_use,
+    compute_token_times,
     decode_limits,
     encode_limit,
     split_bucket,
     split_partition,
-    take_tokens,
     token_change,
     use_of_running,
 )
@@ -151,7 +151,7 @@ class SqliteLimits(SqliteFamily):
         state = read_buckets(connection, self._sql, [bucket]).get(bucket, BucketState())
         free_at = state.paused_until_us
         if limit is not None and limit.values.rate is not None:
-            full_at, first = take_tokens(limit.values, state.full_at_us, tokens, now_us)
+            full_at, first = compute_token_times(limit.values, state.full_at_us, tokens, now_us)
             free_at = max(free_at, first)
             if free_at <= now_us:
                 connection.execute(self._sql["set_bucket"], (bucket, full_at, state.paused_until_us))

@@ -151,7 +151,7 @@ select 1 from holdfast_job where id = ?;
 update holdfast_job set has_key = 1
 where id = ?1 and has_key = 0 and (select job_id from holdfast_key where key = ?2) = ?1;
 
--- name: key_owner
+-- name: key_holder
 select job_id from holdfast_key where key = ?;
 
 -- own: paused_queues

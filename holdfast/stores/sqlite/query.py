@@ -147,8 +147,8 @@ class Reads:
 
     def by_key(self, reader: sqlite3.Connection, key: str) -> Job | None:
         """The job a key stands for."""
-        owner = reader.execute(self._sql["key_owner"], (key,)).fetchone()
-        return None if owner is None else self.get(reader, owner[0])
+        holder = reader.execute(self._sql["key_holder"], (key,)).fetchone()
+        return None if holder is None else self.get(reader, holder[0])
 
     def find(
         self, reader: sqlite3.Connection, where: JobFilter, *, limit: int, cursor: str | None, seconds: float | None

@@ -55,10 +55,10 @@ def submit_one_by_one(
 def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> StatementFlow[Submitted]:
     key_for = None if job.key_for is None else span_us(job.key_for)
     if job.key is not None:
-        owner = yield from _take_key(statements, job.id, job.key, key_for, _IN_ANY_STATE, now_us)
+        holder = yield from _take_key(statements, job.id, job.key, key_for, _IN_ANY_STATE, now_us)
         # Its own key, which it took before, outlives its row.
-        if owner is not None and (owner != job.id or not (yield Statement(statements["is_stored"], (job.id,)))):
-            return Submitted(owner, False)
+        if holder is not None and (holder != job.id or not (yield Statement(statements["is_stored"], (job.id,)))):
+            return Submitted(holder, False)
     if job.unique is not None and not (yield Statement(statements["is_stored"], (job.id,))):
         holder = yield from take_unique(statements, job.id, job.unique, now_us)
         if holder != job.id:
@@ -76,22 +76,22 @@ def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> Stat
 
 
 def take_unique(statements: Mapping[str, str], job_id: str, unique: UniqueKey, now_us: int) -> StatementFlow[str]:
-    """Takes a unique key for the job unless another holds it. Returns the owner."""
+    """Takes a unique key for the job unless another holds it. Returns the holder."""
     holding_states = sum(1 << CODES[state] for state in unique.states)
-    owner = yield from _take_key(statements, job_id, unique.key, unique.window_us, holding_states, now_us)
-    return owner or job_id
+    holder = yield from _take_key(statements, job_id, unique.key, unique.window_us, holding_states, now_us)
+    return holder or job_id
 
 
 def _take_key(
-    statements: Mapping[str, str], job_id: str, key: str, lifetime_us: int | None, holding_states: int, now_us: int
+    statements: Mapping[str, str], job_id: str, key: str, key_for_us: int | None, holding_states: int, now_us: int
 ) -> StatementFlow[str | None]:
     """Takes a key for the job unless one holds it; ``holding_states``: bits, for states in which one does.
-    Returns the owner; None if it is the job from now on."""
-    keep_until = None if lifetime_us is None else now_us + lifetime_us
+    Returns the holder; None if it is the job from now on."""
+    keep_until = None if key_for_us is None else now_us + key_for_us
     if (yield Statement(statements["take_key"], (key, job_id, keep_until, now_us, holding_states))):
         return None
-    ((owner,),) = yield Statement(statements["key_owner"], (key,))
-    return str(owner)
+    ((holder,),) = yield Statement(statements["key_holder"], (key,))
+    return str(holder)
 
 
 def _apply_conflict(

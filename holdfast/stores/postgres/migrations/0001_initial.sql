@@ -223,33 +223,33 @@ from holdfast.job;
 -- A key for a job, unless another job holds it: {"key", "during", "window_us", "on_conflict"}, as core.models.UniqueKey. Answers
 -- the job that has it. Two transactions with one key meet at the primary key: the second insert waits for the first to end.
 -- Under READ COMMITTED each statement of a function has a new snapshot, so the select behind it sees the job of the first.
--- If `add_job` may change the owner, its row is locked first: a concurrent claim of it ends before its state is read.
+-- If `add_job` may change the holder, its row is locked first: a concurrent claim of it ends before its state is read.
 create function holdfast.take_unique(new_id uuid, unique_key json, now_us bigint) returns uuid
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     key_text text := unique_key ->> 'key';
-    owner uuid;
-    owner_keep_until bigint;
+    holder uuid;
+    holder_keep_until bigint;
 begin
     loop
         insert into holdfast.key as k (key, job_id, keep_until)
         values (key_text, new_id, now_us + (unique_key ->> 'window_us')::bigint)
         on conflict do nothing;
-        select k.job_id, coalesce(k.keep_until, 0) into owner, owner_keep_until from holdfast.key k where k.key = key_text;
-        continue when owner is null; -- freed just now
-        exit when owner = new_id;
+        select k.job_id, coalesce(k.keep_until, 0) into holder, holder_keep_until from holdfast.key k where k.key = key_text;
+        continue when holder is null; -- freed just now
+        exit when holder = new_id;
         if unique_key ->> 'during' is not null and unique_key ->> 'on_conflict' in ('replace', 'reschedule') then
-            perform from holdfast.job j where j.id = owner and j.state + 0 in (0, 1, 3) for no key update;
+            perform from holdfast.job j where j.id = holder and j.state + 0 in (0, 1, 3) for no key update;
         end if;
-        if owner_keep_until > now_us or exists (
+        if holder_keep_until > now_us or exists (
             select from holdfast.job j
-            where j.id = owner and (unique_key ->> 'during' is not null and j.state in (0, 1, 3, 4)
+            where j.id = holder and (unique_key ->> 'during' is not null and j.state in (0, 1, 3, 4)
                 or unique_key ->> 'during' = 'active' and j.state = 2)
         ) then
-            return owner;
+            return holder;
         end if;
         update holdfast.key k set job_id = new_id, keep_until = now_us + (unique_key ->> 'window_us')::bigint
-        where k.key = key_text and k.job_id = owner;
+        where k.key = key_text and k.job_id = holder;
         exit when found; -- else another transaction was quicker
     end loop;
     return new_id;
@@ -268,8 +268,8 @@ create function holdfast.add_job(
 ) returns table (job_id uuid, created boolean, changed boolean) language plpgsql as $$
 declare
     never_us constant bigint := 253402300799000000; -- core.dependencies.NEVER_US
-    owner uuid;
-    owner_keep_until bigint;
+    holder uuid;
+    holder_keep_until bigint;
     stored boolean;
     added bigint;
 begin
@@ -278,20 +278,20 @@ begin
         insert into holdfast.key as k (key, job_id, keep_until) values (new_key, new_id, new_keep_until)
         on conflict do nothing;
         exit when found;
-        select k.job_id, coalesce(k.keep_until, 0) into owner, owner_keep_until from holdfast.key k where k.key = new_key;
-        continue when owner is null; -- freed just now
-        stored := exists (select from holdfast.job j where j.id = owner);
-        exit when owner = new_id and stored;
-        if owner_keep_until > now_us or stored then
-            return query select owner, false, false;
+        select k.job_id, coalesce(k.keep_until, 0) into holder, holder_keep_until from holdfast.key k where k.key = new_key;
+        continue when holder is null; -- freed just now
+        stored := exists (select from holdfast.job j where j.id = holder);
+        exit when holder = new_id and stored;
+        if holder_keep_until > now_us or stored then
+            return query select holder, false, false;
             return;
         end if;
-        update holdfast.key k set job_id = new_id, keep_until = new_keep_until where k.key = new_key and k.job_id = owner;
+        update holdfast.key k set job_id = new_id, keep_until = new_keep_until where k.key = new_key and k.job_id = holder;
         exit when found; -- else another transaction was quicker
     end loop;
     if unique_key is not null and not exists (select from holdfast.job j where j.id = new_id) then
-        owner := holdfast.take_unique(new_id, unique_key, now_us);
-        if owner <> new_id then
+        holder := holdfast.take_unique(new_id, unique_key, now_us);
+        if holder <> new_id then
             delete from holdfast.key k where k.key = new_key and k.job_id = new_id;
             update holdfast.job j
             set state = case when new_run_at <= now_us then 0 else 1 end, run_at = new_run_at,
@@ -302,9 +302,9 @@ begin
                 tier = j.tier % 3 + case
                     when case when unique_key ->> 'on_conflict' = 'replace' then new_partition else j.partition end is null
                     then 0 else 3 end
-            where j.id = owner and j.state + 0 in (0, 1, 3) and unique_key ->> 'on_conflict' in ('replace', 'reschedule')
+            where j.id = holder and j.state + 0 in (0, 1, 3) and unique_key ->> 'on_conflict' in ('replace', 'reschedule')
               and not is_waiting; -- a job that waits has no `run_at` to be moved
-            return query select owner, false, found;
+            return query select holder, false, found;
             return;
         end if;
     end if;
@@ -366,7 +366,7 @@ begin
                 select j.job, j.ordinal, nextval('holdfast.job_seq_seq') as seq
                 from json_array_elements(batch::json -> 'jobs') with ordinality as j (job, ordinal) offset 0) b
             cross join lateral json_to_record(b.job) as d (id uuid, queue text, task text, payload text, rank integer,
-                run_at bigint, delay bigint, max_attempts bigint, key text, keep_for bigint, options text, has_client_id boolean,
+                run_at bigint, delay bigint, max_attempts bigint, key text, key_for bigint, options text, has_client_id boolean,
                 tags text[], unique_key json, partition text, weights text, is_waiting boolean)) o
         order by case when not o.has_two_keys then coalesce(o.key, o.unique_key ->> 'key') end collate "C" nulls first,
             o.ordinal
@@ -374,7 +374,7 @@ begin
         select a.* into answer
         from holdfast.add_job(new.id, new.seq, new.queue, new.task, new.payload, new.rank,
             greatest(now_us, coalesce(new.run_at, now_us + new.delay)), now_us, new.max_attempts, new.key,
-            now_us + new.keep_for, new.options::json, new.has_client_id, new.tags, new.unique_key,
+            now_us + new.key_for, new.options::json, new.has_client_id, new.tags, new.unique_key,
             new.partition, new.weights, coalesce(new.is_waiting, false)) a;
         if answer.created or answer.changed then
             topics := array_append(topics, 'queue:' || new.queue);
@@ -460,7 +460,7 @@ language sql set search_path = pg_catalog, pg_temp as $$
             'delay', round((j.job ->> 'delay')::numeric * 1000000)::bigint,
             'max_attempts', case when j.job ? 'max_attempts' then (j.job ->> 'max_attempts')::bigint else 5 end, -- null: unlimited
             'key', replace(j.job ->> 'key', chr(9216), chr(9216) || chr(9216)),
-            'keep_for', round((j.job ->> 'key_for')::numeric * 1000000)::bigint, 'options', o.options, 'tags', o.options::json -> 'tags'
+            'key_for', round((j.job ->> 'key_for')::numeric * 1000000)::bigint, 'options', o.options, 'tags', o.options::json -> 'tags'
         ) order by j.ordinal), '[]'))::text
         from (select (extract(epoch from statement_timestamp()) * 1000000)::bigint as now_us) n
         left join jsonb_array_elements(case jsonb_typeof(jobs) when 'array' then jobs else jsonb_build_array(jobs) end)
@@ -1123,6 +1123,7 @@ declare
     max_throttled constant int := 24;  -- partitions throttled by one claim of a queue: at most its first page
     max_freed constant int := 100;     -- partitions whose time has come, freed by one claim of a queue
     max_kept_start_tags constant int := 20;
+    start_tag_step constant int := 1000000; -- divided by the share of its partition: by how much a start raises the start tag
     max_read constant int := 100;      -- partitions with their first jobs, or jobs of one, that are read and locked at a time
     separator constant text := chr(31);
     chosen tid[] := '{}';
@@ -1152,9 +1153,10 @@ declare
     idle_queue text[] := '{}'; idle_name text[] := '{}'; idle tid[]; -- partitions of all queues without another ready job
     job_at tid; job_weights text;
     of_queue text; names text[]; weights bigint[]; weight bigint;
-    queue_time bigint; start bigint; free_at bigint; light_at bigint; after bigint; space bigint; least_due bigint;
+    queue_time bigint; start bigint; free_at bigint; free_for_one_at bigint; free_slots bigint; least_due bigint;
+    tokens_from bigint;                 -- of a bucket: n tokens are there n intervals after it
     kept_start_tags int := 0;           -- partitions of which a heavy job lacks tokens of a key, and that keep their start tags
-    lacks_room boolean; is_full boolean; of_keys boolean; tokens_of_keys boolean; stop_queue boolean; no_more_pages boolean;
+    lacks_slots boolean; is_full boolean; of_keys boolean; tokens_of_keys boolean; stop_queue boolean; no_more_pages boolean;
     job record; facts record;
 begin
     perform holdfast.lock_limits();
@@ -1339,8 +1341,8 @@ begin
             end if;
             names := string_to_array(part_name[index], separator);
             weights := translate(job_weights, '[] ', '{}')::bigint[];
-            free_at := now_us; light_at := now_us; -- for a job of weight 1
-            lacks_room := false; is_full := false; of_keys := false; tokens_of_keys := false;
+            free_at := now_us; free_for_one_at := now_us; -- when tokens and pauses let it start, and one of weight 1
+            lacks_slots := false; is_full := false; of_keys := false; tokens_of_keys := false;
             for k in 1 .. cardinality(names) loop
                 i := array_position(bucket_name, names[k]);
                 if i is null then
@@ -1366,7 +1368,7 @@ begin
                 weight := coalesce(weights[k], 1);
                 if bucket_paused[i] > now_us then
                     free_at := greatest(free_at, bucket_paused[i]);
-                    light_at := greatest(light_at, bucket_paused[i]);
+                    free_for_one_at := greatest(free_for_one_at, bucket_paused[i]);
                     stop_queue := stop_queue or (limit_queue[limit_index] = of_queue and not limit_per_key[limit_index]);
                     if isolated then
                         full_names := full_names || names[k];
@@ -1374,31 +1376,31 @@ begin
                     end if;
                 end if;
                 continue when not limit_known[limit_index];
-                space := limit_concurrency[limit_index] - bucket_used[i] - coalesce(bucket_reserved[i], 0);
-                if space < least(weight, limit_concurrency[limit_index]) then
-                    lacks_room := true;
-                    is_full := is_full or space < 1;
+                free_slots := limit_concurrency[limit_index] - bucket_used[i] - coalesce(bucket_reserved[i], 0);
+                if free_slots < least(weight, limit_concurrency[limit_index]) then
+                    lacks_slots := true;
+                    is_full := is_full or free_slots < 1;
                     of_keys := of_keys or position('=' in names[k]) > 0;
-                    stop_queue := stop_queue or (space < 1 and limit_queue[limit_index] = of_queue and not limit_per_key[limit_index]);
-                    if space < 1 and not bucket_name[i] = any(full_names) then
+                    stop_queue := stop_queue or (free_slots < 1 and limit_queue[limit_index] = of_queue and not limit_per_key[limit_index]);
+                    if free_slots < 1 and not bucket_name[i] = any(full_names) then
                         full_names := full_names || bucket_name[i]; -- the pages read from here on pass over it
                     end if;
                 end if;
                 if limit_interval[limit_index] is not null then
-                    after := greatest(bucket_full_at[i], now_us)
+                    tokens_from := greatest(bucket_full_at[i], now_us)
                         + (least(coalesce(bucket_reserved[i], 0), limit_burst[limit_index]) - limit_burst[limit_index]) * limit_interval[limit_index];
                     tokens_of_keys := tokens_of_keys
-                        or (after + least(weight, limit_burst[limit_index]) * limit_interval[limit_index] > now_us and position('=' in names[k]) > 0);
-                    free_at := greatest(free_at, after + least(weight, limit_burst[limit_index]) * limit_interval[limit_index]);
-                    light_at := greatest(light_at, after + limit_interval[limit_index]);
-                    stop_queue := stop_queue or (after + limit_interval[limit_index] > now_us and limit_queue[limit_index] = of_queue and not limit_per_key[limit_index]);
-                    if isolated and after + limit_interval[limit_index] > now_us then
+                        or (tokens_from + least(weight, limit_burst[limit_index]) * limit_interval[limit_index] > now_us and position('=' in names[k]) > 0);
+                    free_at := greatest(free_at, tokens_from + least(weight, limit_burst[limit_index]) * limit_interval[limit_index]);
+                    free_for_one_at := greatest(free_for_one_at, tokens_from + limit_interval[limit_index]);
+                    stop_queue := stop_queue or (tokens_from + limit_interval[limit_index] > now_us and limit_queue[limit_index] = of_queue and not limit_per_key[limit_index]);
+                    if isolated and tokens_from + limit_interval[limit_index] > now_us then
                         full_names := full_names || names[k];
-                        least_due := least(least_due, after + limit_interval[limit_index]);
+                        least_due := least(least_due, tokens_from + limit_interval[limit_index]);
                     end if;
                 end if;
             end loop;
-            if (lacks_room or free_at > now_us) and not (is_full or light_at > now_us or isolated) then
+            if (lacks_slots or free_at > now_us) and not (is_full or free_for_one_at > now_us or isolated) then
                 -- Only its weight is in the way: later jobs leave what it needs, in the buckets of its keys until it fits them.
                 for k in 1 .. cardinality(names) loop
                     i := own_buckets[k];
@@ -1408,19 +1410,19 @@ begin
                 end loop;
             end if;
             if free_at > now_us then
-                if cardinality(names) > 1 and light_at > now_us then -- then it starts, before lighter ones
-                    free_at := light_at;
+                if cardinality(names) > 1 and free_for_one_at > now_us then -- then it starts, before lighter ones
+                    free_at := free_for_one_at;
                 elsif cardinality(names) > 1 and tokens_of_keys then
                     kept_start_tags := kept_start_tags + 1;
                 end if;
                 least_due := least(least_due, free_at);
-                if not isolated and not stop_queue and (cardinality(names) = 1 or light_at > now_us or kept_start_tags > max_kept_start_tags) then
+                if not isolated and not stop_queue and (cardinality(names) = 1 or free_for_one_at > now_us or kept_start_tags > max_kept_start_tags) then
                     part_until[index] := free_at;
                     throttled := throttled + 1;
                     stop_queue := throttled >= max_throttled;
                     least_due := case when stop_queue then now_us else least_due end; -- the next claim goes on from here
                 end if;
-            elsif not lacks_room then
+            elsif not lacks_slots then
                 for k in 1 .. cardinality(names) loop
                     i := own_buckets[k];
                     limit_index := bucket_limit[i];
@@ -1435,9 +1437,9 @@ begin
                 taken := taken + 1;
                 exit when isolated;
                 if not has_shares then
-                    part_step[index] := 1000000;
+                    part_step[index] := start_tag_step;
                 elsif part_step[index] is null then
-                    part_step[index] := 1000000 / coalesce((
+                    part_step[index] := start_tag_step / coalesce((
                         select (l.shares ->> substr(n.name, position('=' in n.name) + 1))::bigint
                         from unnest(names) with ordinality n (name, place)
                         join holdfast.job_limit l on l.name = split_part(n.name, '=', 1)
@@ -1455,8 +1457,8 @@ begin
                     for k in 1 .. cardinality(names) loop
                         i := own_buckets[k];
                         limit_index := bucket_limit[i];
-                        space := limit_concurrency[limit_index] - bucket_used[i] - coalesce(bucket_reserved[i], 0); -- null: any number
-                        series := case when limit_interval[limit_index] is not null or space < 0 then 0 else least(series, space) end;
+                        free_slots := limit_concurrency[limit_index] - bucket_used[i] - coalesce(bucket_reserved[i], 0); -- null: any number
+                        series := case when limit_interval[limit_index] is not null or free_slots < 0 then 0 else least(series, free_slots) end;
                     end loop;
                     for k in 1 .. cardinality(names) loop
                         bucket_used[own_buckets[k]] := bucket_used[own_buckets[k]] + series;
@@ -1528,7 +1530,7 @@ declare
     rule record;
     state record;
     now_us bigint;
-    after bigint;
+    full_at_us bigint; -- once the tokens are taken
     free_at bigint;
 begin
     select l.queue, l.task, l.interval_us, l.burst into rule
@@ -1544,13 +1546,13 @@ begin
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     free_at := coalesce(state.paused_until, 0);
     if rule.interval_us is not null then
-        after := greatest(coalesce(state.full_at, 0), now_us) + least(tokens, rule.burst) * rule.interval_us;
-        free_at := greatest(free_at, after - rule.burst * rule.interval_us);
+        full_at_us := greatest(coalesce(state.full_at, 0), now_us) + least(tokens, rule.burst) * rule.interval_us;
+        free_at := greatest(free_at, full_at_us - rule.burst * rule.interval_us);
     end if;
     if free_at > now_us then
         return free_at - now_us;
     end if;
-    update holdfast.bucket b set full_at = after where b.name = bucket_name and after is not null;
+    update holdfast.bucket b set full_at = full_at_us where b.name = bucket_name and full_at_us is not null;
     return 0;
 end
 $$;

@@ -55,7 +55,7 @@ end
 
 -- Appends the reply for a job: id, spec, payload, `run_at`; with options or earlier claims also created, options,
 -- claims, attempts, lost_leases. A first claim writes neither claims nor attempts: `pickupTime` implies one of each.
-local function claim_new(id, state, spec_text, payload, run_at, created, options)
+local function write_first_claim(id, state, spec_text, payload, run_at, created, options)
     call('HSET', JOB .. id, 'state', 'running', 'worker', worker, 'pickupTime', NOW)
     payload = join_pieces(id, 'payload', payload)
     add_lease(id, spec_text, state)
@@ -70,7 +70,7 @@ end
 local function claim_job(job)
     local id = job.id
     if not job.claims and not job.started_at then
-        return claim_new(id, job.state, job.spec_text, job.payload, job.run_at, job.created, job.options)
+        return write_first_claim(id, job.state, job.spec_text, job.payload, job.run_at, job.created, job.options)
     end
     local earlier_claims = claims_of(job.claims, job.started_at)
     local claims, attempts = int(to_number(earlier_claims) + 1), int(to_number(job.attempts or earlier_claims) + 1)
@@ -263,8 +263,8 @@ local function claimable(id, queue, list)
     return job
 end
 
--- Fast path, for most ids: a job that was never claimed and whose id the store generated.
-local function try_claim_new(id)
+-- Fast path, for most ids: claims a job that was never claimed and whose id the store generated; false for any other job.
+local function claim_if_new(id)
     local state, spec_text, started_at, run_at, created, payload, options, claims = unpack(redis.pcall('HMGET', JOB .. id,
         'state', 'spec', 'pickupTime', 'dueTime', 'created', 'payload', 'options', 'claims'))
     local spec = state == 'queued' and not started_at and not claims and parse_spec(spec_text)
@@ -274,7 +274,7 @@ local function try_claim_new(id)
     if spec.max_attempts == 1 then
         max_must_start = max_must_start - 1
     end
-    claim_new(id, 'queued', spec_text, payload, run_at, created, options)
+    write_first_claim(id, 'queued', spec_text, payload, run_at, created, options)
     return true
 end
 
@@ -298,7 +298,7 @@ local function claim_priority(queue, priority, free_slots)
         end
         reads_left = reads_left - #ids
         for n, id in ipairs(ids) do
-            if not has_tombstones and not may_hold_expired and try_claim_new(id) then
+            if not has_tombstones and not may_hold_expired and claim_if_new(id) then
                 free_slots = free_slots - 1
             else
                 local job = claimable(id, queue, list)
@@ -340,7 +340,7 @@ local function claim_priorities(queue, free_slots)
     return is_zero_done and free_slots or claim_priority(queue, '0', free_slots)
 end
 
--- Jobs of a queue with limits wait in its partitions; `unassigned` finds those without one.
+-- Jobs of a queue with limits wait in its partitions; `find_unassigned` finds those without one.
 local function skip_limited_queue(queue)
     if safe_call('ZCARD', quarantine_key(queue)) > 0 then
         quarantined = 1
@@ -350,22 +350,22 @@ local function skip_limited_queue(queue)
 end
 
 local function find_limited()
-    local is_limited = wildcard_slots ~= nil and call('EXISTS', PREFIX .. 'partitioned_queues')
-    for _, queue in ipairs(is_limited == 1 and {} or queue_order) do
-        if queue_slots[queue] > 0 and is_limited ~= 1
+    local has_limited_jobs = wildcard_slots ~= nil and call('EXISTS', PREFIX .. 'partitioned_queues')
+    for _, queue in ipairs(has_limited_jobs == 1 and {} or queue_order) do
+        if queue_slots[queue] > 0 and has_limited_jobs ~= 1
             and safe_call('ZSCORE', PREFIX .. 'partitioned_queues', queue) then
-            is_limited = 1
+            has_limited_jobs = 1
         end
     end
-    local unassigned = {}
+    local unassigned_queues = {}
     for queue in pairs(limited_queues) do
         local is_wanted = (queue_slots[queue] or wildcard_slots and 1 or 0) > 0 and not paused[queue]
         if is_wanted and (isolated and call('EXISTS', quarantine_key(queue))
             or call('EXISTS', ready_key(queue, '0'), priorities_key(queue))) > 0 then
-            unassigned[#unassigned + 1] = queue
+            unassigned_queues[#unassigned_queues + 1] = queue
         end
     end
-    return is_limited == 1 and 1 or 0, unassigned
+    return has_limited_jobs == 1 and 1 or 0, unassigned_queues
 end
 
 local function claim_queue(queue, slots)
@@ -435,14 +435,14 @@ end
 if loaded_transitions then
     loaded_transitions.write_ready()
 end
-local is_limited, unassigned = 0, {}
+local has_limited_jobs, unassigned_queues = 0, {}
 if call('EXISTS', PREFIX .. 'partitioned_queues', PREFIX .. 'queues_with_limits') > 0 then
-    is_limited, unassigned = find_limited()
+    has_limited_jobs, unassigned_queues = find_limited()
 end
 finish()
 return {
     claimed, promoted, due, quarantined, lease_until, last_served, status,
-    next(skipped) and cmsgpack.pack(skipped) or '', stopped_at_last_attempt, is_limited, unassigned, expired,
+    next(skipped) and cmsgpack.pack(skipped) or '', stopped_at_last_attempt, has_limited_jobs, unassigned_queues, expired,
 }
 
 -- name: claim_ids (partitions, transitions, waits, expiry, claim_common)
@@ -535,8 +535,8 @@ local min_lease_end = int(tonumber(ARGV[4]) + tonumber(ARGV[5]))
 local ids = safe_call('ZRANGEBYSCORE', LEASES, '(' .. min_lease_end, '+inf', 'LIMIT', ARGV[6], MAX_PER_SCRIPT)
 local found = {}
 for _, id in ipairs(ids) do
-    local state, claims, started_at, owner = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
-    if state == 'running' and owner == ARGV[3] and to_number(started_at) > tonumber(ARGV[4]) then
+    local state, claims, started_at, stored_worker = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
+    if state == 'running' and stored_worker == ARGV[3] and to_number(started_at) > tonumber(ARGV[4]) then
         found[#found + 1] = { id, claims_of(claims, started_at) }
     end
 end

@@ -244,12 +244,12 @@ end
 -- A worker's write under a lease that its job does not have. A lease with more claims than the
 -- job has proves that Redis has lost an acknowledged write: claims never decrease, not even where a client submits an id again.
 local function count_lost_write(id, claims, worker)
-    local state, stored_claims, started_at, owner = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
+    local state, stored_claims, started_at, stored_worker = read_fields(id, 'state', 'claims', 'pickupTime', 'worker')
     if not state then
         return
     end
     local ahead = to_number(claims) - to_number(claims_of(stored_claims, started_at))
-    if ahead > 0 or ahead == 0 and worker ~= '' and owner ~= worker then
+    if ahead > 0 or ahead == 0 and worker ~= '' and stored_worker ~= worker then
         count_anomaly('lost')
     end
 end

@@ -467,7 +467,7 @@ end
 allow_when_full()
 local max_jobs, isolated = tonumber(ARGV[6]), ARGV[7] == '1'
 local wildcard_slots, last_served = tonumber(ARGV[9]), ARGV[10]
-local START_COST, MAX_BLOCKED, RECHECK_US, MAX_KEPT_START_TAGS = 1000000, 300, 1000000, 20
+local START_TAG_STEP, MAX_BLOCKED, RECHECK_US, MAX_KEPT_START_TAGS = 1000000, 300, 1000000, 20
 local MAX_QUARANTINED = 50 * MAX_PER_SCRIPT -- jobs that are looked at, mostly for no more than their partition
 local kept_start_tags = 0 -- partitions that lack tokens of a key for a heavy job and keep their start tags
 local next_free_at, quarantined, status = nil, 0, DONE
@@ -485,11 +485,11 @@ local function note_free_at(instant)
     next_free_at = next_free_at and math.min(next_free_at, instant) or instant
 end
 
--- ── partitions by the start of their next job: `loaded_entries` in stored order, `heap` for those that were served ──
+-- ── partitions by start tag: `loaded_entries` in stored order, `heap` for those that were served ──
 local loaded_entries, next_loaded, heap, push_count = {}, 1, {}, 0
 
 local function is_before(one, other)
-    return one.start < other.start or one.start == other.start and one.order < other.order
+    return one.start_tag < other.start_tag or one.start_tag == other.start_tag and one.order < other.order
 end
 
 local function heap_push(entry)
@@ -525,15 +525,15 @@ local function heap_pop()
     return top
 end
 
-local function first_start() -- nil for none
+local function first_start_tag() -- nil for none
     local next_fresh, next_served = loaded_entries[next_loaded], heap[1]
-    return next_fresh and next_served and math.min(next_fresh.start, next_served.start)
-        or next_fresh and next_fresh.start or next_served and next_served.start
+    return next_fresh and next_served and math.min(next_fresh.start_tag, next_served.start_tag)
+        or next_fresh and next_fresh.start_tag or next_served and next_served.start_tag
 end
 
 local function next_entry()
     local next_fresh, next_served = loaded_entries[next_loaded], heap[1]
-    if next_fresh and not (next_served and next_served.start < next_fresh.start) then
+    if next_fresh and not (next_served and next_served.start_tag < next_fresh.start_tag) then
         next_loaded = next_loaded + 1
         return next_fresh
     end
@@ -541,13 +541,13 @@ local function next_entry()
 end
 
 -- ── one partition ───────────────────────────────────────────────────────────────────────────────────────────────
--- An entry: jobs before `page_start` + `index` have left it. `outcome`: "moved" to a later start, "empty", "throttled"
+-- An entry: jobs before `page_start` + `index` have left it. `outcome`: "moved" to a later start tag, "empty", "throttled"
 -- until an instant, "full" until a running job ends; nil if unchanged.
 local EMPTY_PAGE = {}
 
 local function entry_of(round, name, score)
     return {
-        partition = name, key = round.prefix .. name, start = math.max(round.start_time, score), order = 0,
+        partition = name, key = round.prefix .. name, start_tag = math.max(round.first_virtual_time, score), order = 0,
         buckets = buckets_of(name), page = EMPTY_PAGE, page_start = 0, index = 1, size = round.size, outcome = nil,
     }
 end
@@ -710,14 +710,14 @@ local function serve_next(round)
         status, round.is_done, leaves_fewer = math.max(status, MORE_TO_EXAMINE), true, true
         return
     elseif source == 'new' then
-        claim_new(job.id, 'queued', job.spec_text, job.payload, job.run_at, job.created, job.options)
+        write_first_claim(job.id, 'queued', job.spec_text, job.payload, job.run_at, job.created, job.options)
     else
         claim_job(job)
     end
     consume(entry.buckets, weights)
     count_unstarted(entry.partition, -1)
-    round.jobs_left, round.virtual_time = round.jobs_left - 1, entry.start
-    entry.start, entry.index, entry.outcome = entry.start + math.floor(START_COST / share_of(entry.buckets)),
+    round.jobs_left, round.virtual_time = round.jobs_left - 1, entry.start_tag
+    entry.start_tag, entry.index, entry.outcome = entry.start_tag + math.floor(START_TAG_STEP / share_of(entry.buckets)),
         entry.index + 1, 'moved'
     instant, bucket = find_blocking_bucket(entry.buckets)
     if instant then
@@ -748,12 +748,12 @@ local function write_start_tags(round)
             end
         end
         if outcome == 'moved' then
-            append(start_tags, entry.start, entry.partition)
+            append(start_tags, entry.start_tag, entry.partition)
         elseif outcome then
             removed_start_tags[#removed_start_tags + 1] = entry.partition
             leaves_fewer = true
-            if entry.start > round.virtual_time then
-                append(idle_start_tags, entry.start, entry.partition)
+            if entry.start_tag > round.virtual_time then
+                append(idle_start_tags, entry.start_tag, entry.partition)
             end
             if outcome == 'throttled' then
                 append(throttled, entry.throttled_until, entry.partition)
@@ -767,7 +767,7 @@ local function write_start_tags(round)
     call_in_parts('ZADD', throttled_key(queue), throttled)
     call_in_parts('ZADD', full_key(queue), full)
     call_in_parts('ZADD', idle_start_tags_key(queue), idle_start_tags)
-    if not partitions().delete_unused_start_tags(queue) and round.virtual_time > round.start_time then
+    if not partitions().delete_unused_start_tags(queue) and round.virtual_time > round.first_virtual_time then
         safe_call('HSET', PREFIX .. 'virtual', queue, int(round.virtual_time))
         safe_call('ZREMRANGEBYSCORE', idle_start_tags_key(queue), '-inf', int(round.virtual_time))
     end
@@ -777,15 +777,15 @@ local function serve(queue, slots)
     local number = math.max(1, partitions().return_unblocked(queue))
     local virtual_time = to_number(safe_call('HGET', PREFIX .. 'virtual', queue))
     local round = {
-        queue = queue, virtual_time = virtual_time, start_time = virtual_time,
+        queue = queue, virtual_time = virtual_time, first_virtual_time = virtual_time,
         jobs_left = math.min(slots, max_jobs - claimed_count), offset = 0, last_start_tag = -1, blocked_count = 0, visited = {},
         prefix = partition_key(queue, ''),
     }
     round.size = math.max(2, math.ceil(round.jobs_left / number)) -- jobs of a partition that are read at first
     loaded_entries, next_loaded, heap = {}, 1, {}
     while round.jobs_left > 0 and blocked_left > 0 and not round.is_done do
-        local start = not round.is_last_page and first_start()
-        if not round.is_last_page and (not start or start > math.max(round.start_time, round.last_start_tag)) then
+        local start_tag = not round.is_last_page and first_start_tag()
+        if not round.is_last_page and (not start_tag or start_tag > math.max(round.first_virtual_time, round.last_start_tag)) then
             load_start_tags(round)
         else
             serve_next(round)
@@ -960,12 +960,12 @@ end
 finish()
 return { facts, limits, limits_version(limits) }
 
--- name: unassigned (partitions, transitions, claim_common, limit_documents)
+-- name: find_unassigned (partitions, transitions, claim_common, limit_documents)
 -- Ids of ready jobs without a partition in a queue with limits, up to MAX_PER_SCRIPT. ARGV: 6 queue, 7 "1": quarantined.
 allow_when_full()
 local queue, found = ARGV[6], {}
 
-local function is_limited()
+local function has_limits()
     for _, text in ipairs(safe_call('HVALS', PREFIX .. 'limits')) do
         if limited_queue_of(text) == queue then
             return true
@@ -985,7 +985,7 @@ local function check_id(id)
     end
 end
 
-if is_limited() then
+if has_limits() then
     local lists, priorities = {}, safe_call('ZRANGE', priorities_key(queue), 0, -1, 'WITHSCORES')
     for n = 1, #priorities, 2 do
         lists[#lists + 1] = { tonumber(priorities[n + 1]), ready_key(queue, priorities[n]) }

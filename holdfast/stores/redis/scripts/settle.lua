@@ -25,8 +25,8 @@ local function lease_end(id)
     return all_live and math.huge or tonumber(call('ZSCORE', LEASES, id) or nil)
 end
 
-local function belongs_to_other(owner)
-    return worker ~= '' and owner ~= worker
+local function belongs_to_other(stored_worker)
+    return worker ~= '' and stored_worker ~= worker
 end
 
 local function refuse(id, claims, state)
@@ -44,11 +44,11 @@ end
 
 local function succeed(id, claims, result)
     local key = JOB .. id
-    local state, stored_claims, spec_text, is_cancelling, owner, has_dependents =
+    local state, stored_claims, spec_text, is_cancelling, stored_worker, has_dependents =
         unpack(redis.pcall('HMGET', key, 'state', 'claims', 'spec', 'cancel', 'worker', 'hasDependents'))
     if not state then
         return { 0 }
-    elseif state ~= 'running' or (stored_claims or '1') ~= claims or belongs_to_other(owner)
+    elseif state ~= 'running' or (stored_claims or '1') ~= claims or belongs_to_other(stored_worker)
         or (not all_live and (lease_end(id) or 0) <= now) then
         return refuse(id, claims, state)
     end
@@ -80,9 +80,9 @@ local function succeed(id, claims, result)
     return 1
 end
 
-local function append_attempt(id, claims, attempts, owner, started_at, state, reason, error, traceback)
+local function append_attempt(id, claims, attempts, stored_worker, started_at, state, reason, error, traceback)
     safe_call('RPUSH', PREFIX .. 'attempts:' .. id, cmsgpack.pack({
-        claims, attempts or claims, owner, started_at, NOW, state, reason ~= '' and reason,
+        claims, attempts or claims, stored_worker, started_at, NOW, state, reason ~= '' and reason,
         error ~= '' and string.sub(error, 2), traceback ~= '' and string.sub(traceback, 2),
     }))
 end
@@ -97,13 +97,13 @@ local function settle_other(n)
     local id, claims, state, reason, delay = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]
     local flags, result, error, traceback, group = ARGV[n + 5], ARGV[n + 6], ARGV[n + 7], ARGV[n + 8], ARGV[n + 9]
     local refund, lease_expired = string.find(flags, 'r', 1, true), string.find(flags, 'e', 1, true) ~= nil
-    local old_state, stored_claims, spec_text, is_cancelling, counted_attempts, owner, started_at, old_lost_leases, old_run_at,
+    local old_state, stored_claims, spec_text, is_cancelling, counted_attempts, stored_worker, started_at, old_lost_leases, old_run_at,
         created, seq, waits, has_dependents = read_fields(id, 'state', 'claims', 'spec', 'cancel', 'attempts', 'worker',
         'pickupTime', 'lost_leases', 'dueTime', 'created', 'seq', 'waits', 'hasDependents')
     local spec, lease = spec_text and parse_spec(spec_text), lease_end(id)
     if not spec then
         return { 0 }
-    elseif old_state ~= 'running' or (stored_claims or '1') ~= claims or belongs_to_other(owner) or not lease
+    elseif old_state ~= 'running' or (stored_claims or '1') ~= claims or belongs_to_other(stored_worker) or not lease
         or (lease <= now) ~= lease_expired then
         return refuse(id, claims, old_state)
     end
@@ -115,7 +115,7 @@ local function settle_other(n)
         state, delay, reason = 'scheduled', '0', '' -- what it waited for has come
     end
     if not refund and state ~= 'succeeded' then
-        append_attempt(id, claims, counted_attempts, owner, started_at, state, requested_reason, error, traceback)
+        append_attempt(id, claims, counted_attempts, stored_worker, started_at, state, requested_reason, error, traceback)
     end
     if not refund and state ~= 'succeeded' and not ENDED[state] then
         failures = failures + 1

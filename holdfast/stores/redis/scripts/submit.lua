@@ -143,7 +143,7 @@ end
 local in_one_piece = false
 local first_seq, seq
 local created_ids, answers = {}, {}
-local specs, ready_lists, index_entries, delayed = {}, {}, {}, {}
+local given_specs, ready_lists, index_entries, delayed = {}, {}, {}, {}
 
 local function exists(id)
     if created_ids[id] then
@@ -178,7 +178,7 @@ local function read_specs(from)
         local spec = parse_spec(ARGV[n])
         local key = ready_key(spec.queue, spec.priority)
         ready_lists[key] = ready_lists[key] or { queue = spec.queue, priority = spec.priority }
-        specs[n - from - 1] = { text = ARGV[n], queue = spec.queue, priority = spec.priority,
+        given_specs[n - from - 1] = { text = ARGV[n], queue = spec.queue, priority = spec.priority,
             list = ready_lists[key], numbers = {} }
     end
 end
@@ -248,7 +248,7 @@ local function write_entries()
         safe_call('HSET', PREFIX .. 'index:' .. int(chunk), unpack(entries))
         safe_call('ZADD', PREFIX .. 'chunks', chunk, chunk)
     end
-    for _, spec in ipairs(specs) do
+    for _, spec in ipairs(given_specs) do
         for state, number in pairs(spec.numbers) do
             count(spec.queue, state, number)
             notify('ready_jobs', 'queue:' .. spec.queue)
@@ -267,7 +267,7 @@ local key_entries = {}
 local left_out = {} -- ids that are not to be stored
 local given_ids, aliases = {}, {} -- ids as they were given, and the jobs that were answered in place of some
 
-local function owner_of(key)
+local function holder_of(key)
     local entry = key_entries[key] or safe_call('HGET', PREFIX .. 'keys', key)
     local keep_until, id = string.match(entry or '', '^(%d+) (.*)$')
     if id and (exists(id) or to_number(keep_until) > now) then
@@ -300,7 +300,7 @@ local function find_dependency(id, key)
     if exists(id) then
         return id
     end
-    return key ~= '' and owner_of(key) or id
+    return key ~= '' and holder_of(key) or id
 end
 
 -- Writes the dependencies of a new job: {id, condition, key, …}. Returns the number of those that are not met, and the
@@ -421,35 +421,35 @@ end
 
 local function store(id, spec, when, payload, key, key_for, options, has_client_id, unique, expires, partition_field,
     after, is_batch)
-    local owner = key and owner_of(key)
-    if owner and (owner ~= id or not exists(id)) then -- unless the key is its own, from an earlier life of this id
-        return owner
+    local holder = key and holder_of(key)
+    if holder and (holder ~= id or not exists(id)) then -- unless the key is its own, from an earlier life of this id
+        return holder
     elseif exists(id) then
-        if key and not owner then
+        if key and not holder then
             take_key(key, id, key_for)
             add_key(id, key)
         end
         return 0
     end
     if unique ~= '' then
-        local on_conflict, holder = take_unique(unique, id)
-        if holder then
-            if created_ids[holder] then
+        local on_conflict, unique_holder = take_unique(unique, id)
+        if unique_holder then
+            if created_ids[unique_holder] then
                 write_created()
             end
             if on_conflict == 'keep' or after then -- a job that waits has no time to give
-                return holder
+                return unique_holder
             end
             local change = { when = when, expires = expires ~= '' and expires or '-' }
             if on_conflict == 'replace' then
                 change.payload, change.priority, change.partition = payload,
                     string.match(spec.text, '^%S+'), partition_field or ''
             end
-            local _, changed = rewrite(holder, change, REPLACEABLE, in_one_piece)
-            return changed and '+' .. holder or holder
+            local _, changed = rewrite(unique_holder, change, REPLACEABLE, in_one_piece)
+            return changed and '+' .. unique_holder or unique_holder
         end
     end
-    if key and not owner then
+    if key and not holder then
         take_key(key, id, key_for)
     end
     create(id, spec, when, payload, key or unique ~= '' and key_of(unique), options, has_client_id, partition_field,
@@ -521,13 +521,13 @@ local function find_missing(from)
     each_job(from, function(n, _, is_extended)
         local key = is_extended and string.match(ARGV[n + 2], '^=(.*)$') or ''
         local after = not missing and dependencies_of(n, is_extended)
-        if after and (left_out[ARGV[n]] or exists(ARGV[n]) or key ~= '' and owner_of(key)) then
+        if after and (left_out[ARGV[n]] or exists(ARGV[n]) or key ~= '' and holder_of(key)) then
             after = nil
         end
         for m = 1, after and #after or 0, 3 do
             local its_key = keys[after[m]] or after[m + 2]
-            local owner = its_key ~= '' and owner_of(its_key)
-            local is_there = owner or keys[after[m]] or exists(after[m])
+            local holder = its_key ~= '' and holder_of(its_key)
+            local is_there = holder or keys[after[m]] or exists(after[m])
             missing = missing or not is_there and after[m] or nil
         end
         keys[ARGV[n]] = key ~= '' and key or is_extended and ARGV[n + 6] ~= '' and key_of(ARGV[n + 6]) or ''
@@ -565,7 +565,7 @@ local function store_jobs(from)
             expires = ARGV[n + 7]
         end
         local answer = left_out[ARGV[n]] and 0 or store(
-            ARGV[n], specs[tonumber(ARGV[run + 1])], ARGV[run + 2], ARGV[n + 1], key, key_for, options,
+            ARGV[n], given_specs[tonumber(ARGV[run + 1])], ARGV[run + 2], ARGV[n + 1], key, key_for, options,
             has_client_id, unique, expires, partition_field, dependencies_of(n, is_extended),
             (relation_of(n, is_extended))
         )
@@ -636,7 +636,7 @@ each_job(3, function(n, run)
     local is_known = exists(ARGV[n])
     answers[#answers + 1] = is_known and 0 or 1
     if not is_known then
-        create_without_extras(ARGV[n], specs[tonumber(ARGV[run + 1])], ARGV[run + 2], ARGV[n + 1])
+        create_without_extras(ARGV[n], given_specs[tonumber(ARGV[run + 1])], ARGV[run + 2], ARGV[n + 1])
     end
 end)
 write_queues()

@@ -262,10 +262,10 @@ local function make_transitions()
             safe_call('ZREM', PREFIX .. 'chunks', int(math.floor(seq / INDEX_CHUNK)))
         end
         for _, each in ipairs(keys) do
-            local keep_until, owner = string.match(safe_call('HGET', PREFIX .. 'keys', each) or '', '^(%d+) (.*)$')
-            if owner == id and keep_live_keys and to_number(keep_until) > now then
+            local keep_until, holder = string.match(safe_call('HGET', PREFIX .. 'keys', each) or '', '^(%d+) (.*)$')
+            if holder == id and keep_live_keys and to_number(keep_until) > now then
                 safe_call('ZADD', PREFIX .. 'outlived', keep_until, each)
-            elseif owner == id then
+            elseif holder == id then
                 call('HDEL', PREFIX .. 'keys', each)
             end
         end

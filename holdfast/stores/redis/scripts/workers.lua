@@ -18,9 +18,9 @@ end
 local answers, extended = { safe_call('HGET', worker, 'command') or 'none' }, {}
 for i = at, #ARGV, 2 do
     local id, lease_claims = ARGV[i], ARGV[i + 1]
-    local state, claims, is_cancelling, owner = read_fields(id, 'state', 'claims', 'cancel', 'worker')
+    local state, claims, is_cancelling, stored_worker = read_fields(id, 'state', 'claims', 'cancel', 'worker')
     -- After a failover an old number of claims may return: only the worker of the job holds its lease.
-    local is_holder = state == 'running' and claims_of(claims, true) == lease_claims and owner == ARGV[3]
+    local is_holder = state == 'running' and claims_of(claims, true) == lease_claims and stored_worker == ARGV[3]
     local lease = is_holder and safe_call('ZSCORE', LEASES, id)
     if lease and tonumber(lease) > now then
         extended[#extended + 1] = lease_until

@@ -1,10 +1,10 @@
 -- fragment: steps
 -- True for a live lease, and the job's field `waitNumber`. `worker`: "" for any.
 local function holds_lease(id, claims, worker)
-    local state, stored_claims, started_at, owner, wait_number =
+    local state, stored_claims, started_at, stored_worker, wait_number =
         read_fields(id, 'state', 'claims', 'pickupTime', 'worker', 'waitNumber')
     local has_lease = state == 'running' and claims_of(stored_claims, started_at) == claims
-        and (worker == '' or owner == worker) and (tonumber(call('ZSCORE', LEASES, id) or nil) or 0) > now
+        and (worker == '' or stored_worker == worker) and (tonumber(call('ZSCORE', LEASES, id) or nil) or 0) > now
     return has_lease, has_lease and wait_number
 end
 

@@ -279,16 +279,16 @@ class RedisPool:
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        extra: float = 0.0,
+        slack: float = 0.0,
         after: Callable[[RedisConnection], Awaitable[object]] | None = None,
-        partly: Callable[[list[Any]], object] | None = None,
+        on_refused: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
         """Returns the answer of the script to each of these arguments. They are sent in one pipeline, none before
         Redis can take all of them; an error of one leaves the others done.
 
-        ``on_uncertain``, ``retry_for``, ``extra``: see ``call``; ``on_uncertain`` is called only once something was
-        sent. ``after`` is awaited on the same connection before the answers count; ``partly`` receives all answers if
-        one of them is an error.
+        ``on_uncertain``, ``retry_for``, ``slack``: see ``call``; ``on_uncertain`` is called only once something was
+        sent. ``after`` is awaited on the same connection before the answers count; ``on_refused`` receives all
+        answers if one of them is an error.
         """
         head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
         sent: list[bool] = []
@@ -309,8 +309,8 @@ class RedisPool:
                     replies[index] = answer
             for error in replies:
                 if isinstance(error, driver.ResponseError):
-                    if partly is not None:
-                        partly(replies)
+                    if on_refused is not None:
+                        on_refused(replies)
                     if _is_not_serving(error) and not all(isinstance(each, driver.ResponseError) for each in replies):
                         raise driver.ConnectionError(str(error)) from error  # gone halfway: the answers are lost
                     raise error
@@ -322,7 +322,7 @@ class RedisPool:
             run_once,
             on_uncertain=lambda: on_uncertain() if sent and on_uncertain is not None else None,
             retry_for=retry_for,
-            extra=extra,
+            slack=slack,
         )
 
     async def run_command(self, *words: Argument) -> Any:
@@ -335,14 +335,14 @@ class RedisPool:
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        extra: float = 0.0,
+        slack: float = 0.0,
     ) -> T:
         """Run ``once`` on a connection, again while the server is unreachable. ``on_uncertain`` is called at each
-        failure after which it is unknown whether it ran; ``retry_for``: seconds, if fewer than usual; ``extra``:
+        failure after which it is unknown whether it ran; ``retry_for``: seconds, if fewer than usual; ``slack``:
         seconds added to the deadline."""
         usual = RETRY_FOR if self._retry_for is None else self._retry_for
         give_up = time.monotonic() + (usual if retry_for is None else min(retry_for, usual))
-        ends = asyncio.get_running_loop().time() + (self._deadline or DEADLINE) + extra
+        ends = asyncio.get_running_loop().time() + (self._deadline or DEADLINE) + slack
         while True:
             try:
                 async with asyncio.timeout_at(ends):

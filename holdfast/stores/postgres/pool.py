@@ -287,7 +287,7 @@ class PostgresPool:
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        extra: float = 0.0,
+        slack: float = 0.0,
         **values: Any,
     ) -> Rows:
         """The rows of one statement, as a transaction of its own."""
@@ -303,7 +303,7 @@ class PostgresPool:
             run_once,
             on_uncertain=lambda: on_uncertain() if sent and on_uncertain is not None else None,
             retry_for=retry_for,
-            extra=extra,
+            slack=slack,
         )
 
     async def search(
@@ -338,7 +338,7 @@ class PostgresPool:
         except TimeoutError:
             raise Busy(f"{self._place()} is busy: others look for jobs by a filter; try again") from None
         try:
-            return await self.call(run_once, extra=seconds - _SEARCH * call_deadline)
+            return await self.call(run_once, slack=seconds - _SEARCH * call_deadline)
         except Unavailable as error:
             if isinstance(error.__cause__, asyncpg.QueryCanceledError):
                 raise TooBroad(seconds) from error
@@ -352,7 +352,7 @@ class PostgresPool:
             await self.call(lambda connection: connection.execute("select 1"))
 
     async def transaction(
-        self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]], *, extra: float = 0.0
+        self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]], *, slack: float = 0.0
     ) -> T:
         """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed.
         An error that it raises undoes all of it."""
@@ -381,7 +381,7 @@ class PostgresPool:
             return result
 
         try:
-            return await self.call(run_once, extra=extra)
+            return await self.call(run_once, slack=slack)
         except Unavailable as error:
             if not unanswered:
                 raise
@@ -402,15 +402,15 @@ class PostgresPool:
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        extra: float = 0.0,
+        slack: float = 0.0,
     ) -> T:
         """Run ``once`` on a connection, again while the server is unreachable or other transactions conflict with it.
 
         ``on_uncertain`` is called at each failure after which it is unknown whether the server has done it;
-        ``retry_for``: seconds, if fewer than usual; ``extra``: seconds added to the call deadline, for large calls.
+        ``retry_for``: seconds, if fewer than usual; ``slack``: seconds added to the call deadline, for large calls.
         """
         give_up = time.monotonic() + (RETRY_FOR if retry_for is None else min(retry_for, RETRY_FOR))
-        ends = None if self._call_deadline is None else asyncio.get_running_loop().time() + self._call_deadline + extra
+        ends = None if self._call_deadline is None else asyncio.get_running_loop().time() + self._call_deadline + slack
         conflicts = 0
         while True:
             try:

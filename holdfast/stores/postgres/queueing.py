@@ -284,7 +284,7 @@ class PostgresQueueing:
         fetch = functools.partial(
             self._pool.fetch,
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-            extra=max_jobs / CLAIMED_A_SECOND,
+            slack=max_jobs / CLAIMED_A_SECOND,
             queues=queues,
             slots=slots,
             ranks=[position.rank for position in positions],
@@ -419,7 +419,7 @@ class PostgresQueueing:
         rows = await self._pool.fetch(
             self._sql["claim_ids"],
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-            extra=request.limit / CLAIMED_A_SECOND,
+            slack=request.limit / CLAIMED_A_SECOND,
             ids=ids or [NO_JOB],
             queues=list(capacity),
             slots=list(capacity.values()),

@@ -18,7 +18,7 @@ from holdfast.core.models import TERMINAL, JobState, Settled, Settlement
 from holdfast.stores.base import EVERY_QUEUE
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
-from holdfast.stores.common.requests import extra_timeout
+from holdfast.stores.common.requests import find_slack
 from holdfast.stores.common.unconfirmed import RecordedOutcome, UnconfirmedSettlements, accepted_as
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
 from holdfast.stores.postgres.dependencies import NOTHING_RESOLVED, Resolution, read_resolution
@@ -128,7 +128,7 @@ class Settling:
         rows = await self._pool.fetch(
             self._sql["settle_limited_succeeded" if with_queues else "settle_succeeded"],
             on_uncertain=lambda: self._unconfirmed.add(batch),
-            extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
+            slack=find_slack(len(batch), sum(len(each.result or "") for each in batch)),
             ids=[each.job_id for each in batch],
             claims=[each.claims for each in batch],
             worker=worker,
@@ -174,7 +174,7 @@ class Settling:
         return await self._pool.fetch(
             self._sql[name],
             on_uncertain=lambda: self._unconfirmed.add(batch),
-            extra=extra_timeout(len(batch), sum(len(each.result or "") for each in batch)),
+            slack=find_slack(len(batch), sum(len(each.result or "") for each in batch)),
             **settlement_columns(batch) | columns,
         )
 

@@ -125,7 +125,7 @@ class RedisAdmin(SelectionAdmin):
         uncertain: list[bool] = []
         try:
             return await self._pool.run(
-                self._scripts[script], *arguments, on_uncertain=lambda: uncertain.append(True), synced=True
+                self._scripts[script], *arguments, on_uncertain=lambda: uncertain.append(True), must_confirm=True
             )
         except Unavailable as error:
             if not uncertain:

@@ -132,7 +132,7 @@ class RedisLimits:
     async def write_limit(self, change: LimitChange) -> int | None:
         document = "" if change.remove else encode_limit(change.limit)
         revision = await self._pool.run(
-            self._scripts["write_limit"], change.limit.name, change.expected, document, synced=True
+            self._scripts["write_limit"], change.limit.name, change.expected, document, must_confirm=True
         )
         self._cache.mark_stale()
         if not revision:

@@ -93,10 +93,8 @@ class RedisMaintenance:
                     break
         await self._pool.run(self._scripts["prune_rest"], min(limit, MAX_PER_SCRIPT), span_us(FORGOTTEN_AFTER))
         for _ in range(_KEPT_ROUNDS):
-            if (
-                await self._pool.run(self._scripts["prune_signals"], span_us(SIGNAL_RETENTION), MAX_PER_SCRIPT)
-                < MAX_PER_SCRIPT
-            ):
+            most = MAX_PER_SCRIPT
+            if await self._pool.run(self._scripts["prune_signals"], span_us(SIGNAL_RETENTION), most) < most:
                 break
         return pruned
 

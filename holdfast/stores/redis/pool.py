@@ -84,16 +84,16 @@ class NamespacePool(redis.RedisPool):
         *arguments: Argument,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        extra: float = 0.0,
-        synced: bool = False,
+        slack: float = 0.0,
+        must_confirm: bool = False,
     ) -> Any:
         """Returns the answer of the script.
 
-        ``on_uncertain``, ``retry_for``, ``extra``: see ``call``. ``synced``: answers when disk and replicas have
+        ``on_uncertain``, ``retry_for``, ``slack``: see ``call``. ``must_confirm``: answers when disk and replicas have
         confirmed the write, as was declared.
         """
         (reply,) = await self.run_each(
-            script, [arguments], on_uncertain=on_uncertain, retry_for=retry_for, extra=extra, synced=synced
+            script, [arguments], on_uncertain=on_uncertain, retry_for=retry_for, slack=slack, must_confirm=must_confirm
         )
         return reply
 
@@ -104,14 +104,14 @@ class NamespacePool(redis.RedisPool):
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        extra: float = 0.0,
-        synced: bool = False,
-        partly: Callable[[list[Any]], object] | None = None,
+        slack: float = 0.0,
+        must_confirm: bool = False,
+        on_refused: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
         """Returns the answer of the script to each of these arguments; see ``evaluate_each``."""
         keys = self.address.keys
         given: tuple[Argument, ...] = (self._instant, self.name)
-        confirmed = synced and (self.address.durability == "waitaof" or self.address.replicas)
+        confirmed = must_confirm and (self.address.durability == "waitaof" or self.address.replicas)
         after = self._confirm if confirmed else None
         complete = [(*given, *arguments) for arguments in calls]
         return await self.evaluate_each(
@@ -120,9 +120,9 @@ class NamespacePool(redis.RedisPool):
             complete,
             on_uncertain=on_uncertain,
             retry_for=retry_for,
-            extra=extra,
+            slack=slack,
             after=after,
-            partly=partly,
+            on_refused=on_refused,
         )
 
     async def _confirm(self, connection: RedisConnection) -> None:

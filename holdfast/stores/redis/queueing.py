@@ -27,7 +27,7 @@ from holdfast.core.models import (
 from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, extra_timeout
+from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, find_slack
 from holdfast.stores.common.server_store import wait_for_topics
 from holdfast.stores.common.unconfirmed import (
     RecordedOutcome,
@@ -111,9 +111,8 @@ class RedisQueueing:
                 outcome.stored = [answer.job_id if answer.created else None for answer in self._answers(parts, sent)]
             raise outcome from error.__cause__
         finally:
-            self._notifications.notify_done(
-                {f"queue:{job.queue}" for job in jobs}
-            )  # a part may be stored though another was refused
+            # a part may be stored though another was refused
+            self._notifications.notify_done({f"queue:{job.queue}" for job in jobs})
         answers = self._answers(parts, sent)
         for reply in sent.replies:
             if isinstance(reply, bytes):
@@ -125,9 +124,9 @@ class RedisQueueing:
             self._scripts[script],
             encode_parts(parts, script, in_one_piece=self._pool.address.in_one_piece),
             on_uncertain=sent.mark_uncertain,
-            partly=sent.read_replies,
-            extra=extra_timeout(sum(map(len, parts)), sum(len(job.payload) for part in parts for job in part)),
-            synced=True,
+            on_refused=sent.read_replies,
+            slack=find_slack(sum(map(len, parts)), sum(len(job.payload) for part in parts for job in part)),
+            must_confirm=True,
         )
 
     def _answers(self, parts: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
@@ -190,7 +189,7 @@ class RedisQueueing:
                 *common,
                 *arguments,
                 on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-                extra=request.limit / CLAIMED_A_SECOND,
+                slack=request.limit / CLAIMED_A_SECOND,
             )
             self._last_limited = decode_text(reply[5])
             builder.expired += self._report_expired(reply.pop())
@@ -205,7 +204,7 @@ class RedisQueueing:
                     self._scripts["claim"],
                     calls,
                     on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-                    extra=request.limit / CLAIMED_A_SECOND,
+                    slack=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
                 if len(calls) > 1:  # some of them may have claimed
@@ -234,7 +233,7 @@ class RedisQueueing:
                     *builder.script_arguments(),
                     *ids,
                     on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-                    extra=request.limit / CLAIMED_A_SECOND,
+                    slack=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
                 if builder.jobs:  # else their leases would be unknown until they expire
@@ -295,8 +294,8 @@ class RedisQueueing:
                 self._scripts["settle"],
                 calls,
                 on_uncertain=lambda: self._unconfirmed.add(settlements),
-                extra=extra_timeout(len(settlements), sum(len(each.result or "") for each in settlements)),
-                synced=True,
+                slack=find_slack(len(settlements), sum(len(each.result or "") for each in settlements)),
+                must_confirm=True,
             )
         except HoldfastError:
             self._unconfirmed.add(settlements)  # the answers of applied parts are lost

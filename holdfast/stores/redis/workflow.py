@@ -22,7 +22,7 @@ from holdfast.core.waits import (
     SignalWait,
 )
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import extra_timeout
+from holdfast.stores.common.requests import find_slack
 from holdfast.stores.connections.redis import Script, split_parts
 from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
 from holdfast.stores.redis.encoding import decode_text, fields_of, refused_submission, span_us, state_of, whole_number
@@ -66,7 +66,7 @@ class RedisWorkflow:
                     "" if step.result is None else "=" + step.result,
                 )
             ]
-            are_saved += map(bool, await self._pool.run(self._scripts["save_steps"], *arguments, synced=True))
+            are_saved += map(bool, await self._pool.run(self._scripts["save_steps"], *arguments, must_confirm=True))
         return are_saved
 
     async def read_steps(self, job_id: str) -> list[Step]:
@@ -86,7 +86,7 @@ class RedisWorkflow:
             int(step.by_handler),
             wait.topic,
             span_us(wait.timeout),
-            synced=True,
+            must_confirm=True,
         )
         if not status:
             return SignalReceipt(has_lease=False)
@@ -104,7 +104,7 @@ class RedisWorkflow:
             signal.value,
             waits.MAX_SIGNALS,
             on_uncertain=lambda: uncertain.append(True),
-            synced=True,
+            must_confirm=True,
         )
         if status < 0:
             raise Conflict(
@@ -136,8 +136,8 @@ class RedisWorkflow:
                     (*common, int(number == 0), *encode_submission(part, in_one_piece=in_one_piece))
                     for number, part in enumerate(parts)
                 ],
-                extra=extra_timeout(len(children), sum(len(child.payload) for child in children)),
-                synced=True,
+                slack=find_slack(len(children), sum(len(child.payload) for child in children)),
+                must_confirm=True,
             )
         finally:
             self._notifications.notify_done({f"queue:{child.queue}" for child in children})

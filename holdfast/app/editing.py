@@ -200,7 +200,7 @@ class JobEditing(TaskRegistration):
             priority=job.priority,
             max_attempts=job.max_attempts,
             options=replace(options, unique=None, batch=None, forks=job.id, traceparent=None, tracestate=None),
-            record=retained,
+            first_steps=retained,
         )
         return await self.submit(fork)
 

@@ -253,14 +253,14 @@ def describe_holder(holder: Job) -> str:
 
 
 # ── exceptions with which a handler ends its attempt ──────────────────────────────────────────────────────────────────
-class HandlerSignal(Exception):
+class AttemptEnd(Exception):
     """Base of the exceptions with which a handler ends its attempt: retry, snooze or death."""
 
 
 RETRY_SCOPES = ("job", "key", "queue", "task")
 
 
-class RetryAfter(HandlerSignal):
+class RetryAfter(AttemptEnd):
     """The attempt failed; try again after ``delay``: seconds, a timedelta or text such as ``5m``.
 
     The policy is not used. Attempts still count: on the last attempt the job is dead.
@@ -275,7 +275,7 @@ class RetryAfter(HandlerSignal):
         super().__init__(message or f"retry after {self.delay}")
 
 
-class Snooze(HandlerSignal):
+class Snooze(AttemptEnd):
     """Runs the job again after ``delay``: seconds, a timedelta or text like ``5m``. The attempt does not count."""
 
     def __init__(self, delay: float | timedelta | str) -> None:
@@ -283,11 +283,11 @@ class Snooze(HandlerSignal):
         super().__init__(f"snoozed for {self.delay}")
 
 
-class Dead(HandlerSignal):
+class Dead(AttemptEnd):
     """The job cannot succeed: it is dead at once, with this message, however many attempts are left."""
 
 
-class StepsChanged(HandlerSignal):
+class StepsChanged(AttemptEnd):
     """The steps that the code takes are not those that were recorded with the job. It is dead at once."""
 
 

@@ -226,13 +226,13 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expires_at_us: int | None = None  # by an instant the user named
     after: tuple[Dependency, ...] = ()  # waits for these; then it has no time of its own
     is_batch: bool = False  # has no handler and ends with its members, of which one at least is in its submission
-    record: tuple[Step, ...] = ()  # steps and values that it has from the beginning: of the job that it forks
+    first_steps: tuple[Step, ...] = ()  # steps and saved values of the job that it forks
 
     @property
     def has_extras(self) -> bool:
         """Returns True if it has a key, options, an expiry, dependencies, members or steps: most jobs have none."""
         is_keyed = self.key is not None or self.options is not None
-        return is_keyed or bool(self.after or self.is_batch or self.record or self.expires)
+        return is_keyed or bool(self.after or self.is_batch or self.first_steps or self.expires)
 
     @property
     def unique(self) -> UniqueKey | None:
@@ -252,7 +252,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def has_relations(self) -> bool:
         """Returns True if it waits for others, belongs to a batch, or has steps from the beginning."""
-        return self.waits or self.batch is not None or bool(self.record)
+        return self.waits or self.batch is not None or bool(self.first_steps)
 
     @property
     def expires(self) -> bool:

@@ -343,7 +343,7 @@ class Limits(Protocol):
 class Workflow(Protocol):
     """Steps of jobs, and what jobs wait for: signals, children and other jobs.
 
-    Steps stay with the job until it is deleted. A new job may have some from the beginning (``NewJob.record``).
+    Steps stay with the job until it is deleted. A new job may have some from the beginning (``NewJob.first_steps``).
 
     A job with dependencies (``NewJob.after``) is ``waiting`` with the reason ``dependency`` from its submission until
     each is met, and then due at once (``scheduled`` at that instant). Every end of a job, whatever caused it, resolves

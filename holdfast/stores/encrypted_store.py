@@ -92,8 +92,8 @@ class TextCipher:
         else:
             context, is_shared = job_context(job.id, job.task), False
         payload = encrypt_text(self._codec, job.payload, context, readable=self._readable, unique=is_shared)
-        if job.record:
-            job = replace(job, record=tuple(self._encrypt_step(job.id, step) for step in job.record))
+        if job.first_steps:
+            job = replace(job, first_steps=tuple(self._encrypt_step(job.id, step) for step in job.first_steps))
         return replace(job, payload=payload)
 
     def encrypt_jobs(self, jobs: Sequence[NewJob]) -> list[NewJob]:

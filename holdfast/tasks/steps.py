@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from holdfast.core.errors import Invalid, LeaseLost
 from holdfast.core.ids import derive_id
 from holdfast.core.lifecycle import (
+    AttemptEnd,
     Dead,
     Failed,
-    HandlerSignal,
     Outcome,
     Snoozed,
     StepsChanged,
@@ -95,7 +95,7 @@ class JobSteps:
         if self._end is None and self._started_children and isinstance(outcome, Succeeded):
             first_child = min(self._started_children)
             self._end_by(_changed(f"child {first_child!r} was started, and the code does not call it any more"))
-        self._end = self._end or (HandlerSignal("the attempt has ended"), outcome)
+        self._end = self._end or (AttemptEnd("the attempt has ended"), outcome)
         return self._end[1]
 
     def call(
@@ -151,7 +151,7 @@ class JobSteps:
             try:
                 with _inside_step():
                     return call()
-            except HandlerSignal:
+            except AttemptEnd:
                 raise
             except Exception:
                 if tried == options.tries:
@@ -302,7 +302,7 @@ class JobSteps:
             self._under_way[ended] = caller
         try:
             yield
-        except HandlerSignal:
+        except AttemptEnd:
             raise
         except Exception:
             self._failed[caller] = name
@@ -318,7 +318,7 @@ class JobSteps:
             tried += 1
             try:
                 return await self._try_once(name, options.timeout, call)
-            except HandlerSignal:
+            except AttemptEnd:
                 raise
             except Exception:
                 if tried == options.tries:
@@ -434,7 +434,7 @@ class JobSteps:
 
     def _check_encrypted(self, results: Mapping[str, str | None]) -> None:
         if failed := find_encrypted(results):
-            raise self._end_by((HandlerSignal(failed.error), failed))
+            raise self._end_by((AttemptEnd(failed.error), failed))
 
     def _decode(self, name: str, result: str | None, decode: Callable[[str], Any]) -> Any:
         try:
@@ -468,13 +468,13 @@ def _end_after_failed_step(failed: str, name: str, *, is_child: bool) -> tuple[B
     if is_child:
         remedy = "[outcome] = await context.gather(context.call(…), return_exceptions=True) returns its error"
     text = f"step {name!r} cannot be taken after step {failed!r} has failed: {remedy}"
-    return HandlerSignal(text), Failed(error=text)
+    return AttemptEnd(text), Failed(error=text)
 
 
 def _rolled_back(name: str) -> tuple[BaseException, Outcome]:
     remedy = "commit its transaction before the next step and the end of the handler; let its errors end the attempt"
     text = f"step {name!r} is not committed: {remedy}"
-    return HandlerSignal(text), Failed(error=text)
+    return AttemptEnd(text), Failed(error=text)
 
 
 _inside: ContextVar[bool] = ContextVar("holdfast_inside_step", default=False)

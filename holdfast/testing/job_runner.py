@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.app import Holdfast
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.errors import JobFailed
-from holdfast.core.lifecycle import DEFERRALS, HandlerSignal
+from holdfast.core.lifecycle import DEFERRALS, AttemptEnd
 from holdfast.core.models import Job, JobFilter, JobState, NewJob
 from holdfast.core.portal import running_loop
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
@@ -100,9 +100,9 @@ class JobRunner:
         deferred = job.state is JobState.SCHEDULED and job.reason in DEFERRALS
         if job.state not in (JobState.FAILED, JobState.DEAD) and not deferred:
             return
-        if error is None or (isinstance(error, HandlerSignal) and job.state is JobState.DEAD):
+        if error is None or (isinstance(error, AttemptEnd) and job.state is JobState.DEAD):
             raise JobFailed(job.id, f"job {job.id} is {job.state} ({job.reason}): {job.error}") from error
-        if not isinstance(error, HandlerSignal):
+        if not isinstance(error, AttemptEnd):
             raise error
 
 

@@ -113,10 +113,10 @@ def test_payload_for_a_replaced_job_is_bound_to_the_unique_key() -> None:
 
 
 def test_steps_of_a_fork_are_encrypted_for_it() -> None:
-    job = NewJob(id=new_id(), task="order", payload="{}", record=(Step("ask", 1, True, 1, 0, '"yes"'),))
-    (step,) = TextCipher(CODEC, ()).encrypt_job(job).record
+    job = NewJob(id=new_id(), task="order", payload="{}", first_steps=(Step("ask", 1, True, 1, 0, '"yes"'),))
+    (step,) = TextCipher(CODEC, ()).encrypt_job(job).first_steps
     assert decrypt_text(CODEC, step.result or "", step_context(job.id, "ask"), "it") == '"yes"'
-    assert replace(step, result='"yes"') == job.record[0]
+    assert replace(step, result='"yes"') == job.first_steps[0]
 
 
 @pytest.mark.parametrize("key", ["", "short", "A" * 44, b"0" * 31, "é" * 32, None])

@@ -180,15 +180,15 @@ def encode_options(options: Options) -> str:
     return _encode(options).decode()
 
 
-def copied_steps(record: Sequence[Step]) -> dict[str, Any]:
+def copied_steps(steps: Sequence[Step]) -> dict[str, Any]:
     """Steps of a new job as the parameters of ``copy_steps``."""
     return {
-        "names": [to_text(step.name) for step in record],
-        "numbers": [step.number for step in record],
-        "by_handlers": [step.by_handler for step in record],
-        "claims": [step.claims for step in record],
-        "ended_ats": [step.ended_at_us for step in record],
-        "results": [text_or_none(step.result) for step in record],
+        "names": [to_text(step.name) for step in steps],
+        "numbers": [step.number for step in steps],
+        "by_handlers": [step.by_handler for step in steps],
+        "claims": [step.claims for step in steps],
+        "ended_ats": [step.ended_at_us for step in steps],
+        "results": [text_or_none(step.result) for step in steps],
     }
 
 

@@ -152,8 +152,8 @@ async def insert_related(
         batch = dependency_batch(chunk, stored_chunk, ids, instant, members=members, notifies=False)
         rows += [] if batch is None else await fetch(statements["wait_for_jobs"], batch=batch)
         for job, answer in zip(chunk, stored_chunk, strict=True):
-            if job.record and answer.created:
-                await fetch(statements["copy_steps"], id=job.id, **copied_steps(job.record))
+            if job.first_steps and answer.created:
+                await fetch(statements["copy_steps"], id=job.id, **copied_steps(job.first_steps))
     return answers, read_resolution(rows)
 
 

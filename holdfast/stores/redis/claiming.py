@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.core.lifecycle import must_start_now
 from holdfast.core.models import Claim, ExpiredJob, Job
@@ -16,6 +16,8 @@ from holdfast.stores.common.requests import remaining_slots
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import decode_text
 
+ClaimKind = Literal["ready", "limited"]
+"""The jobs that a script claims: those under no limit, or those under limits."""
 MAX_PER_SCRIPT = 200
 """Jobs one script handles: about 2 ms, for which all others wait."""
 _PROMOTE_ROUNDS = 5  # scripts a claim spends on what is due before it takes regardless
@@ -80,8 +82,8 @@ class RedisIdClaimBuilder:
 class RedisClaimBuilder:
     """Builds a claim from the replies of its scripts."""
 
-    def __init__(self, request: ClaimRequest, last_named: dict[bool, str]) -> None:
-        """``last_named``: the named queue served last, by whether its jobs are under limits; the claim updates it."""
+    def __init__(self, request: ClaimRequest, last_named: dict[ClaimKind, str]) -> None:
+        """``last_named``: the named queue served last, of each kind; the claim updates it."""
         self._request = request
         self._last_named = last_named
         self._slots = {queue: max(0, slots) for queue, slots in request.capacity.items()}
@@ -98,7 +100,7 @@ class RedisClaimBuilder:
         self._promoted = 0
         self._quarantined = False
         self._stopped_at_last_attempt = False
-        self._due_in: dict[str, int] = {}  # by script
+        self._due_in: dict[ClaimKind, int] = {}  # as the script of each kind has answered
         self._until_us: int | None = None
         self.began_limited = False
         """True if the first claimed job is under limits."""
@@ -122,7 +124,7 @@ class RedisClaimBuilder:
             min(MAX_PER_SCRIPT, left - taken)
             for taken in range(0, left if can_pipeline else min(left, MAX_PER_SCRIPT), MAX_PER_SCRIPT)
         )
-        pairs = self._wanted(are_limited=False)
+        pairs = self._wanted("ready")
         return [
             [
                 asked,
@@ -146,7 +148,7 @@ class RedisClaimBuilder:
         self._due_in["ready"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
         self._until_us = int(until)
-        self._add(jobs, are_limited=False)
+        self._add(jobs, "ready")
         self._rounds += status == ClaimStatus.MORE_DUE
         self._scans += status == ClaimStatus.MORE_TO_EXAMINE
         asked = self._asked.popleft()
@@ -180,7 +182,7 @@ class RedisClaimBuilder:
             int(promote and request.promote and self._rounds < _PROMOTE_ROUNDS),
             self._slots.get(EVERY_QUEUE) or "",
             served,
-            *self._wanted(are_limited=True),
+            *self._wanted("limited"),
         ]
 
     def take_limited(self, jobs: list[Job], reply: Sequence[Any]) -> bool:
@@ -194,26 +196,26 @@ class RedisClaimBuilder:
         self._max_must_start -= sum(not must_start_now(job) for job in jobs)
         self._free_runners -= len(rows)
         self.began_limited = self.began_limited or (bool(jobs) and not self.jobs)
-        self._add(jobs, are_limited=True)
+        self._add(jobs, "limited")
         if status == ClaimStatus.MORE_TO_EXAMINE and last_named:  # its blocked partitions must not hold up other queues
-            self._last_named[True] = decode_text(last_named)
+            self._last_named["limited"] = decode_text(last_named)
         self.is_done = self.is_done or self.is_full
         self._limited_scans += not rows
         may_scan = status == ClaimStatus.MORE_TO_EXAMINE and self._limited_scans < _MAX_LIMITED_SCANS
         return len(rows) >= MAX_PER_SCRIPT or status == ClaimStatus.MORE_DUE or may_scan
 
     # ── all jobs ──────────────────────────────────────────────────────────────────────────────────────────────
-    def _wanted(self, *, are_limited: bool) -> list[Argument]:
+    def _wanted(self, kind: ClaimKind) -> list[Argument]:
         """Returns named queues and their slots, round robin: behind the one served last."""
         named = sorted(self._slots.keys() - {EVERY_QUEUE})
-        start = bisect_right(named, self._last_named[are_limited])
+        start = bisect_right(named, self._last_named[kind])
         return [argument for queue in named[start:] + named[:start] for argument in (queue, self._slots[queue])]
 
-    def _add(self, jobs: list[Job], *, are_limited: bool) -> None:
+    def _add(self, jobs: list[Job], kind: ClaimKind) -> None:
         self.jobs += jobs
         self._max_must_start -= sum(map(must_start_now, jobs))
         for queue in [job.queue for job in jobs if job.queue in self._slots][-1:]:
-            self._last_named[are_limited] = queue
+            self._last_named[kind] = queue
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 from redis import exceptions as driver
 
 from holdfast.core.history import COUNT_DELAY, FIRST_WINDOW, HistoryInterval
-from holdfast.core.models import ExpiredJob, Finding, Job, JobState
+from holdfast.core.models import TERMINAL, ExpiredJob, Finding, Job
 from holdfast.core.waits import SIGNAL_RETENTION
 from holdfast.stores.common.requests import EXPIRY_ROUNDS, FORGOTTEN_AFTER
 from holdfast.stores.connections.redis import DEADLINE, RedisPool, Script, split_parts
@@ -80,9 +80,8 @@ class RedisMaintenance:
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
         """Delete what ended long enough ago, up to ``limit`` jobs in all."""
         pruned = 0
-        ended = {JobState.SUCCEEDED.value, JobState.DEAD.value, JobState.CANCELLED.value}
         for state, span in ended_for.items():
-            if state not in ended:
+            if state not in TERMINAL:
                 continue
             pruned += await self._prune_kept(state, span, limit - pruned)
             while pruned < limit:

@@ -37,7 +37,7 @@ from holdfast.stores.common.unconfirmed import (
     perhaps_stored,
 )
 from holdfast.stores.connections.redis import Script, split_parts
-from holdfast.stores.redis.claiming import MAX_PER_SCRIPT, RedisClaimBuilder, RedisIdClaimBuilder
+from holdfast.stores.redis.claiming import MAX_PER_SCRIPT, ClaimKind, RedisClaimBuilder, RedisIdClaimBuilder
 from holdfast.stores.redis.encoding import (
     Specs,
     claimed_job,
@@ -86,7 +86,7 @@ class RedisQueueing:
         self._assigner = assigner
         self._is_limited_first = False
         self._last_limited = ""
-        self._last_named = {True: "", False: ""}  # the named queue served last; True: jobs under limits
+        self._last_named: dict[ClaimKind, str] = {"ready": "", "limited": ""}
         self._last_by_wildcard = ""  # the unlisted queue served last
         self._unconfirmed = UnconfirmedSettlements()
         self._unconfirmed_claims = UnconfirmedClaims()

@@ -75,7 +75,7 @@ def encode_submission(
         rest.append(expiry_text(job) if job.expires else "")
         rest.append(_dependencies(job, earlier_keys) if job.after else "")
         rest.append(("*" if job.is_batch else "") + (job.batch or ""))
-        rest.append(_record(job.record) if job.record else "")
+        rest.append(_steps_text(job.first_steps) if job.first_steps else "")
     flags = ("1" if in_one_piece else "0") + ("a" if any(job.after for job in others) else "")
     flags += "b" if any(job.is_batch or job.batch for job in others) else ""
     return [" ".join([flags, *complete]), len(specs), *specs, *rest]
@@ -92,10 +92,10 @@ def encode_fast_submission(jobs: Sequence[NewJob], *, in_one_piece: bool) -> lis
     return ["1" if in_one_piece else "0", len(specs), *specs, *rest]
 
 
-def _record(record: Sequence[Step]) -> bytes:
+def _steps_text(steps: Sequence[Step]) -> bytes:
     """Name and text of each step, as the scripts write them."""
     found = []
-    for step in record:
+    for step in steps:
         head = f"{step.number} {int(step.by_handler)} {step.claims} {step.ended_at_us}"
         found += [step.name, f"{head}\n" + ("" if step.result is None else f"={step.result}")]
     return _pack(found)

@@ -40,7 +40,7 @@ def submit_one_by_one(
         answered[job.id] = answer.job_id
         if job.after and answer.created:
             yield from add_dependencies(statements, job, answered, now_us)
-        for step in job.record if answer.created else ():
+        for step in job.first_steps if answer.created else ():
             yield Statement(statements["copy_step"], (job.id, *msgspec.structs.astuple(step)))
         if job.is_batch and answer.created:
             yield Statement(statements["init_batch"], (job.id,))

@@ -88,10 +88,8 @@ class CommandRunner:
                 mechanism = await asyncio.to_thread(self._host.find_mechanism)
             except NoSandbox as error:
                 return _no_sandbox(error, error.remedy)
-            except OSError as error:
-                return _release_command("put up the sandbox of", error.strerror or str(error))
-            except RuntimeError as error:  # no thread can be started
-                return _release_command("put up the sandbox of", str(error))
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+                return _release_command("put up the sandbox of", getattr(error, "strerror", None) or str(error))
         async with contextlib.AsyncExitStack() as opened:
             try:
                 prepared = _PreparedCommand.prepare(command, policy, limits, mechanism, opened)

@@ -17,6 +17,7 @@ from holdfast.transports.session import Away, DeliveryLedger, TransportSession, 
 
 _ROUNDS = 20  # of receiving ids, in one claim
 _RECEIVE_BATCH = 500  # ids received at once if most of the last ones could not be claimed
+_LOCKED_PAUSE = timedelta(seconds=0.2)  # until the next look at due jobs that other transactions have locked
 _MAX_PROMOTED = 1000  # due jobs made ready by one claim; more are made ready by the next
 
 
@@ -52,8 +53,10 @@ class Claiming:
                 raise
         finally:
             await self._return_unused()
+        due = self._last.next_due
         return msgspec.structs.replace(
             self._last,
+            next_due=due if due is None or due > timedelta(0) or self._promoted != 0 else _LOCKED_PAUSE,
             jobs=self._jobs,
             refused=len(self._unusable),
             promoted=self._promoted or 0,

@@ -12,6 +12,7 @@ from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import JobState, Lease, Reason
 from holdfast.core.workers import LeaseStatus, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, Store
+from tests.support.spoiling import session
 from tests.transports.support import RETRY_FOR, Pairing, claim, ending, new_job, put, take
 
 SECOND = timedelta(seconds=1)
@@ -46,6 +47,22 @@ async def test_a_delayed_job_is_announced_once_it_is_due(pairing: Pairing) -> No
         clock.advance(1)
 
         assert await take(store) == [ids[1], ids[2], ids[0]]
+
+
+async def test_a_due_job_that_is_locked_is_not_asked_for_again_at_once(pairing: Pairing) -> None:
+    """Else an idle worker would ask for as long as the transaction of another program lasts."""
+    clock = ManualClock()
+    async with pairing.app(now=clock) as app:
+        store = await app.open_store()
+        (job_id,) = await put(store, new_job(delay=SECOND))
+        clock.advance(2)
+        with session(pairing.url) as holder:
+            holder.execute("select from job where id = %s for update", [job_id])
+            brought = await claim(store)
+            assert brought.jobs == []
+            assert brought.next_due is not None
+            assert brought.next_due > timedelta(0)
+        assert await take(store) == [job_id]
 
 
 async def test_an_instant_in_the_past_is_announced_at_once(pairing: Pairing) -> None:

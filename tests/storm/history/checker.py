@@ -238,10 +238,20 @@ def no_effect_after_lease(history: History) -> Iterator[str]:
         if event.given.get("lost"):
             if event.until_us < lease.lasts_until(event.asked) - SLACK_US:
                 yield f"claim {lease.claims} was settled as lost while its lease lasted"
-        elif event.since_us > lease.ends_by(event) + SLACK_US:
+            continue
+        tried = _first_try(history, event)
+        if tried.since_us > lease.ends_by(tried) + SLACK_US:
             yield f"{event.verb} under claim {lease.claims} was accepted after its lease"
-        elif any(other.claims > lease.claims and other.claim.answered < event.asked for other in history.leases):
+        elif any(other.claims > lease.claims and other.claim.answered < tried.asked for other in history.leases):
             yield f"{event.verb} under claim {lease.claims} was accepted after a later claim"
+
+
+def _first_try(history: History, event: Event) -> Event:
+    """Returns the earliest request for this write if its outcome is unknown: a repeated one is answered as it was."""
+    if event.verb == "heartbeat":
+        return event
+    tries = [each for each in history.of(event.verb) if each.got is None and each.given == event.given]
+    return min([*tries, event], key=lambda each: each.asked)
 
 
 def lasting_leases(history: History) -> Iterator[str]:
@@ -254,7 +264,8 @@ def lasting_leases(history: History) -> Iterator[str]:
                 continue
             if lease.may_be_settled(event.answered, without=event if not event.is_accepted else None):
                 continue
-            if problem := _against(lease, event):
+            problem = _against(lease, event)
+            if problem and _first_try(history, event).asked >= lease.claim.answered:
                 yield f"{problem} while the lease of claim {lease.claims} lasted"
 
 

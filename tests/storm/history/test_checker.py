@@ -64,6 +64,7 @@ def unknown(verb: str, at: float, **given: Any) -> Event:
     return event(verb, at, **given)
 
 
+MARKED: dict[str, Any] = {"claims": 1, "to": OK, "mark": "mark"}
 GONE = event("settle", 1.2, {"accepted": False, "state": None, "open": True}, claims=1, mark="mark")
 PRUNE = event("prune", 4, {"count": 1}, job="")
 
@@ -124,12 +125,15 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
             [submit(0), claim(1), step(2.5)],
             [submit(0), claim(1), settle(1.5, Q, lost=True)],
             [submit(0), claim(1), unknown("heartbeat", 1.9, claims=1), claim(3, 2), settle(3.5)],
+            [submit(0), claim(1), unknown("settle", 1.9, **MARKED), claim(3, 2), settle(3.5)],
+            [submit(0), claim(1), claim(3, 2), unknown("settle", 3.4, **MARKED), settle(3.5, **MARKED)],
         ],
         [
             [submit(0), claim(1), beat(1.9), settle(2.5)],
             [submit(0), claim(1), unknown("heartbeat", 1.9, claims=1), settle(3.5)],
             [submit(0), claim(1), settle(2.5, accepted=False)],
             [submit(0), claim(1), settle(2.5, Q, lost=True)],
+            [submit(0), claim(1), unknown("settle", 1.5, **MARKED), claim(3, 2), settle(3.5, **MARKED)],
         ],
     ),
     "lasting_leases": (
@@ -142,12 +146,14 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
             [submit(0), claim(1), change("replay", 1.5)],
             [submit(0), claim(1), change("delete", 1.5)],
             [submit(0), claim(1), change("cancel", 1.5, CANCELLED)],
+            [submit(0), claim(1), claim(3, 2), settle(3.5, **MARKED)],
         ],
         [
             [submit(0), claim(1), settle(1.2, Q), settle(1.5, accepted=False)],
             [submit(0), claim(1), unknown("settle", 1.2, claims=1), beat(1.5, accepted=False)],
             [submit(0), claim(1), read(1.5, R, 1), change("cancel", 1.6, R), beat(1.7)],
             [submit(0), claim(1), beat(2.5, accepted=False)],
+            [submit(0), claim(1), unknown("settle", 1.5, **MARKED), claim(3, 2), settle(3.5, **MARKED)],
             [submit(0), claim(1), GONE, beat(1.5, accepted=False), change("delete", 1.6)],
         ],
     ),

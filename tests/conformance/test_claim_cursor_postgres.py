@@ -21,9 +21,10 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import Job, JobState, NewJob, Reason
 from holdfast.stores import open_store
-from holdfast.stores.base import Store
-from holdfast.stores.postgres import claiming, cursors
+from holdfast.stores.base import EVERY_QUEUE, Store
+from holdfast.stores.postgres import claiming, cursors, queueing
 from holdfast.stores.postgres.encoding import NumberedStatement
+from holdfast.stores.postgres.listener_lock import ListenerLock
 from holdfast.stores.postgres.pool import PostgresPool, Rows
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.limited import job_of, limit
@@ -234,6 +235,18 @@ async def test_claim_that_failed_in_some_queues_is_not_exhausted(store: Store, m
         monkeypatch.setattr(PostgresPool, "fetch", fail_second)
         found = await claim(store, 100, dict.fromkeys(names, 100))
         assert (len(found.jobs), found.none_left) == (1, False)
+
+
+async def test_busy_worker_finds_a_queue_that_it_does_not_know(
+    store: Store, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it knows of no queue with jobs, a claim of all queues reads their names."""
+    monkeypatch.setattr(queueing, "_REFRESH", 60.0)
+    monkeypatch.setattr(queueing, "_UNNOTIFIED_REFRESH", 60.0)
+    monkeypatch.setattr(ListenerLock, "is_busy", True)
+    assert await take_ids(store, capacity={EVERY_QUEUE: 9}) == []
+    (job_id,) = await put(await opener(), new_job())
+    assert await take_ids(store, capacity={EVERY_QUEUE: 9}) == [job_id]
 
 
 @asynccontextmanager

@@ -165,8 +165,8 @@ class PostgresQueueing:
         if EVERY_QUEUE not in builder.capacity:
             return
         await self._claim_untried(builder)  # queues with jobs that this claim has promoted
-        # An empty claim ends only after the cached list of queues was read anew.
-        if self._stale or not (builder.jobs or self._lock.is_busy):
+        # An empty claim ends only after the cached list of queues was read anew; a busy process asks again at once.
+        if self._stale or not (builder.jobs or (self._ready_queues and self._lock.is_busy)):
             await self._refresh()
             await self._claim_untried(builder)
 

@@ -274,7 +274,7 @@ def _refused(call: RequestContext, worker: str, record: LeaseRecord, asked: Sett
     ours = job.worker == worker and job.claims == record.lease.claims and (job.state is asked.state or deferred)
     repeated = ours and job.reason in (None, asked.reason)
     goes_on = repeated and job.state in (JobState.FAILED, JobState.SCHEDULED)
-    if not repeated and (job.claims != record.lease.claims or job.worker in (worker, None)):  # not another worker's
+    if not repeated and (job.claims != record.lease.claims or job.worker in (worker, None)):  # its own lease
         emit_lease_lost(call.app.events, job, worker)
     return SettledJob(
         id=job.id,

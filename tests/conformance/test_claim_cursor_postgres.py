@@ -240,7 +240,7 @@ async def test_claim_that_failed_in_some_queues_is_not_exhausted(store: Store, m
 async def test_busy_worker_finds_a_queue_that_it_does_not_know(
     store: Store, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it knows of no queue with jobs, a claim of all queues reads their names."""
+    """A claim of all queues reads the queue names if the cached list is empty."""
     monkeypatch.setattr(queueing, "_REFRESH", 60.0)
     monkeypatch.setattr(queueing, "_UNNOTIFIED_REFRESH", 60.0)
     monkeypatch.setattr(ListenerLock, "is_busy", True)

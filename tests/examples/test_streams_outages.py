@@ -101,7 +101,7 @@ def test_jobs_of_a_stopped_service_wait_for_it(mortal: Streams) -> None:
                 # its pauses grow with each failed attempt, and there are more of them on a busy machine
                 found = mortal.wait_for_status(job_id, "completed", 4 * PATIENCE)
                 welcome = found["result"]["welcome_job_id"]
-                mortal.wait_for_status(welcome, "completed", 3 * PATIENCE)
+                mortal.wait_for_status(welcome, "completed")
         assert mortal.users.value("select count(*) from users where email = 'waits@example.com'") == 1
     finally:
         if mortal.sites["notifications"].process.poll() is not None:

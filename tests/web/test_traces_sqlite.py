@@ -86,7 +86,7 @@ def test_request_that_is_already_traced_gets_no_second_span(api: Api) -> None:
 
 
 def test_a_waiting_claim_is_served_outside_of_every_trace(api: Api) -> None:
-    """One task serves the claims that wait, those of other requests than the one that started it too."""
+    """A single task serves the waiting claims of all requests."""
     seen: list[trace.SpanContext] = []
     api.app.events.subscribe(lambda _: seen.append(trace.get_current_span().get_span_context()), LeaseAcquired)
 

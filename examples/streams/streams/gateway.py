@@ -131,8 +131,8 @@ def read_answer(answer: httpx.Response) -> Any:
         detail = answer.json()["detail"]
     except (ValueError, LookupError):
         detail = answer.text[:300]
-    kept = {name: answer.headers[name] for name in ["Retry-After"] if name in answer.headers}
-    raise HTTPException(answer.status_code, detail, kept)
+    retry_after = answer.headers.get("Retry-After")
+    raise HTTPException(answer.status_code, detail, {"Retry-After": retry_after} if retry_after else None)
 
 
 settings = Settings.load(directory=Path(__file__).parent, environ={}, url="sqlite:///:memory:", api_service="gateway")

@@ -69,7 +69,7 @@ class JobLease:
 
     def ends_by(self, event: Event) -> int:
         """Returns the store's instant at which it has ended at the latest, without what ``event`` itself does."""
-        others = [beat for beat in self.heartbeats if beat is not event and beat.may_have_effect]
+        others = [beat for beat in self.heartbeats if beat is not event and (beat.got is None or beat.is_accepted)]
         ends = [FAR if beat.got is None else beat.until_us + beat.given["lease_for"] for beat in others]
         return max([self.last_end_us, *ends])
 

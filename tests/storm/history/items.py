@@ -73,9 +73,11 @@ def describe_leases(leases: Sequence[Lease], lease_for: timedelta) -> Items:
 
 
 def describe_heartbeat(leases: Sequence[Lease], reply: HeartbeatReply) -> Items:
-    """Returns the items of the answer to a heartbeat."""
+    """Returns the items of the answer to a heartbeat. ``open``: another transaction has locked the job, and its lease
+    was neither renewed nor lost."""
+    renewed = (LeaseStatus.HELD, LeaseStatus.CANCEL)
     return [
-        {"job": lease.job_id, "accepted": status is not LeaseStatus.LOST, "status": status}
+        {"job": lease.job_id, "accepted": status in renewed, "open": status is LeaseStatus.LOCKED}
         for lease, status in zip(leases, reply.statuses, strict=True)
     ]
 

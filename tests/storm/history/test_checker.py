@@ -44,8 +44,8 @@ def settle(at: float, to: JobState = OK, claims: int = 1, *, accepted: bool = Tr
     return event("settle", at, {"accepted": accepted, "state": to}, **given)
 
 
-def beat(at: float, *, accepted: bool = True) -> Event:
-    return event("heartbeat", at, {"accepted": accepted}, claims=1, lease_for=LEASE_US)
+def beat(at: float, *, accepted: bool = True, locked: bool = False) -> Event:
+    return event("heartbeat", at, {"accepted": accepted, "open": locked}, claims=1, lease_for=LEASE_US)
 
 
 def step(at: float, *, accepted: bool = True) -> Event:
@@ -66,6 +66,7 @@ def unknown(verb: str, at: float, **given: Any) -> Event:
 
 MARKED: dict[str, Any] = {"claims": 1, "to": OK, "mark": "mark"}
 GONE = event("settle", 1.2, {"accepted": False, "state": None, "open": True}, claims=1, mark="mark")
+LOCKED_BEAT = beat(1.9, accepted=False, locked=True)
 PRUNE = event("prune", 4, {"count": 1}, job="")
 
 CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = {
@@ -124,6 +125,8 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
             [submit(0), claim(1), beat(2.5)],
             [submit(0), claim(1), step(2.5)],
             [submit(0), claim(1), settle(1.5, Q, lost=True)],
+            [submit(0), claim(1), beat(1.9), settle(2.5, Q, lost=True)],
+            [submit(0), claim(1), LOCKED_BEAT, settle(2.5)],
             [submit(0), claim(1), unknown("heartbeat", 1.9, claims=1), claim(3, 2), settle(3.5)],
             [submit(0), claim(1), unknown("settle", 1.9, **MARKED), claim(3, 2), settle(3.5)],
             [submit(0), claim(1), claim(3, 2), unknown("settle", 3.4, **MARKED), settle(3.5, **MARKED)],
@@ -133,6 +136,7 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
             [submit(0), claim(1), unknown("heartbeat", 1.9, claims=1), settle(3.5)],
             [submit(0), claim(1), settle(2.5, accepted=False)],
             [submit(0), claim(1), settle(2.5, Q, lost=True)],
+            [submit(0), claim(1), LOCKED_BEAT, settle(2.5, Q, lost=True)],
             [submit(0), claim(1), unknown("settle", 1.5, **MARKED), claim(3, 2), settle(3.5, **MARKED)],
         ],
     ),
@@ -153,6 +157,7 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
             [submit(0), claim(1), unknown("settle", 1.2, claims=1), beat(1.5, accepted=False)],
             [submit(0), claim(1), read(1.5, R, 1), change("cancel", 1.6, R), beat(1.7)],
             [submit(0), claim(1), beat(2.5, accepted=False)],
+            [submit(0), claim(1), LOCKED_BEAT, settle(1.95)],
             [submit(0), claim(1), unknown("settle", 1.5, **MARKED), claim(3, 2), settle(3.5, **MARKED)],
             [submit(0), claim(1), GONE, beat(1.5, accepted=False), change("delete", 1.6)],
         ],

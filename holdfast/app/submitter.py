@@ -278,11 +278,8 @@ class Submitter:
             for (job, answer), stored in zip(chunk, found, strict=True):
                 if stored is None and job.unique is not None:
                     continue  # the key is free: another job does the same work
-                first = (
-                    stored
-                    if stored is not None and stored.id == answer.job_id
-                    else await store.query.get(answer.job_id)
-                )
+                is_same = stored is not None and stored.id == answer.job_id
+                first = stored if is_same else await store.query.get(answer.job_id)
                 if first is not None:
                     _check_same(job, first)
 

@@ -231,8 +231,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def has_extras(self) -> bool:
         """Returns True if it has a key, options, an expiry, dependencies, members or steps: most jobs have none."""
-        is_keyed = self.key is not None or self.options is not None
-        return is_keyed or bool(self.after or self.is_batch or self.first_steps or self.expires)
+        is_plain = self.key is None and self.options is None and self.expires_in is None and self.expires_at_us is None
+        return not is_plain or bool(self.after or self.is_batch or self.first_steps)
 
     @property
     def unique(self) -> UniqueKey | None:

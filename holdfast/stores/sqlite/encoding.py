@@ -88,7 +88,7 @@ def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
     """The parameters of the insert statements, in their order."""
     is_timed = job.delay is not None or job.run_at_us is not None
     run_at = run_at_us(job, now_us) if is_timed else now_us
-    payload = job.payload
+    payload, options = job.payload, job.options
     return (
         job.id,
         job.queue,
@@ -99,8 +99,8 @@ def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
         run_at,
         now_us,
         job.max_attempts,
-        0 if job.key is None and job.unique is None else 1,
-        None if job.options is None else encode_json(job.options).decode(),
+        0 if job.key is None and (options is None or options.unique is None) else 1,
+        None if options is None else encode_json(options).decode(),
         now_us if job.has_client_id else 0,
     )
 

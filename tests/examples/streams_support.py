@@ -270,13 +270,19 @@ class Streams:
         return str(self.client.get(f"/jobs/{job_id}").json()["status"])
 
     def wait_for_status(self, job_id: str, status: str, seconds: float = PATIENCE) -> dict[str, Any]:
-        """Returns the job once the gateway shows this status."""
+        """Returns the job once the gateway shows this status. A failure shows the job as it was seen last."""
+        seen: dict[str, Any] = {}
 
-        def reached() -> dict[str, Any] | None:
-            job: dict[str, Any] = self.client.get(f"/jobs/{job_id}").json()
-            return job if job.get("status") == status else None
+        def reached() -> bool:
+            seen.update(self.client.get(f"/jobs/{job_id}").json())
+            return seen.get("status") == status
 
-        return dict(until(reached, f"job {job_id} {status}", seconds))
+        try:
+            until(reached, f"job {job_id} {status}", seconds)
+        except AssertionError as error:
+            error.add_note(f"The job: {seen}")
+            raise
+        return seen
 
     def calls(self, key: str) -> list[dict[str, Any]]:
         """Returns the calls in the provider's log under an idempotency key: the id of a job."""

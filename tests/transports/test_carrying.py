@@ -58,10 +58,10 @@ async def test_a_due_job_that_is_locked_is_not_asked_for_again_at_once(pairing: 
         clock.advance(2)
         with session(pairing.url) as holder:
             holder.execute("select from job where id = %s for update", [job_id])
-            brought = await claim(store)
-            assert brought.jobs == []
-            assert brought.next_due is not None
-            assert brought.next_due > timedelta(0)
+            claimed = await claim(store)
+            assert claimed.jobs == []
+            assert claimed.next_due is not None
+            assert claimed.next_due > timedelta(0)
         assert await take(store) == [job_id]
 
 

@@ -15,6 +15,7 @@ from redis import exceptions as driver
 
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.core.models import Overtaken
+from holdfast.stores.common.waiters import run_within
 from holdfast.stores.connections.redis import RedisPool, Script, load_scripts, split_parts
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.connections.redis_url import Server, parse_server
@@ -26,7 +27,7 @@ _PART = 1000  # ids per call of a script
 _QUEUES_PER_CALL = 20  # queues per call of ``maintain``
 _MAX_WATCHED = 128  # queues that a consumer of every queue blocks on
 _BLOCK = 15.0  # seconds of one blocking command, which proves the connection alive
-_BLOCK_MARGIN = 5.0  # seconds beyond that for its answer
+_BLOCK_MARGIN = 5.0  # seconds for its answer once it ends, by itself or unblocked
 _UNBLOCK_INTERVAL = 0.05  # seconds between tries to unblock a reader
 _LOCKED = 10_000  # milliseconds until the lock of a sweep expires
 
@@ -158,20 +159,20 @@ class RedisTransport(ABC):
     ) -> list[Delivery]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        while (left := deadline - loop.time()) > 0 and not stop.is_set():
-            watched = await self._watched(queues, closed)
-            reader = self._readers.pop() if self._readers else await self._open_reader()
-            try:
-                found = await self._block(reader, watched, min(left, _BLOCK), stop)
-            except _TROUBLE as error:
-                reader.close()
-                raise Unavailable(f"{self.place} cannot be reached: {' '.join(str(error).split())}") from error
-            except BaseException:
-                reader.close()
-                raise
-            self._readers.append(reader)
-            if found is not None:
-                return found
+        try:
+            while (left := deadline - loop.time()) > 0 and not stop.is_set():
+                watched = await self._watched(queues, closed)
+                reader = self._readers.pop() if self._readers else await self._open_reader()
+                try:
+                    found = await self._block(reader, watched, min(left, _BLOCK), stop)
+                except BaseException:
+                    reader.close()
+                    raise
+                self._readers.append(reader)
+                if found is not None:
+                    return found
+        except _TROUBLE as error:
+            raise Unavailable(f"{self.place} cannot be reached: {' '.join(str(error).split())}") from error
         return []
 
     async def _watched(self, queues: Sequence[str], closed: Collection[str]) -> list[str]:
@@ -190,9 +191,7 @@ class RedisTransport(ABC):
 
     def key_of(self, queue: str) -> str:
         """Returns the key of a queue's ready ids; for "" the key that receives names of new queues."""
-        if not queue:
-            return f"{self.names.key}@new_queues"
-        return self.names.ready(queue)
+        return self.names.ready(queue) if queue else f"{self.names.key}@new_queues"
 
     def queue_of(self, key: bytes) -> str:
         """Returns the queue of a key; "" for the key of new queues."""
@@ -200,11 +199,12 @@ class RedisTransport(ABC):
         return "" if rest == "@new_queues" else rest.removeprefix(":") or "default"
 
     async def _open_reader(self) -> BlockingReader:
+        wire = await self.pool.connect(protocol=2)
         try:
-            wire = await self.pool.connect(protocol=2)
-            return BlockingReader(wire, self.pool, int(await wire.send_command("CLIENT", "ID")))
-        except _TROUBLE as error:
-            raise Unavailable(f"{self.place} cannot be reached: {' '.join(str(error).split())}") from error
+            return BlockingReader(wire, self.pool, await run_within(CALL_DEADLINE, wire.send_command("CLIENT", "ID")))
+        except BaseException:
+            wire.close()
+            raise
 
 
 class BlockingReader:
@@ -221,8 +221,9 @@ class BlockingReader:
         answering = self._wire.send_command(*words)
         stopping = asyncio.ensure_future(stop.wait())
         try:
-            async with asyncio.timeout(seconds + _BLOCK_MARGIN):
+            async with asyncio.timeout(seconds + _BLOCK_MARGIN) as deadline:
                 await asyncio.wait([answering, stopping], return_when=asyncio.FIRST_COMPLETED)
+                deadline.reschedule(asyncio.get_running_loop().time() + _BLOCK_MARGIN)
                 while not answering.done():
                     await self._pool.run_command("CLIENT", "UNBLOCK", self._number)
                     await asyncio.wait([answering], timeout=_UNBLOCK_INTERVAL)

@@ -202,10 +202,7 @@ class TransportSession:
     # ── malformed messages ────────────────────────────────────────────────────────────────────────────────────────
     async def without_malformed(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Returns the deliveries that hold a job id; sets messages without one aside."""
-        malformed = [each for each in deliveries if canonical_id(each) is None]
-        if not malformed:
-            return list(deliveries)
-        await self.set_aside(malformed)
+        await self.set_aside([each for each in deliveries if canonical_id(each) is None])
         return [each for each in deliveries if canonical_id(each) is not None]
 
     async def set_aside(self, malformed: Sequence[Delivery]) -> None:

@@ -26,12 +26,14 @@ AT_ONCE = struct.pack("ii", 1, 0)
 
 @dataclass
 class _Trap:
-    """Cuts the connection whose client sends ``given``."""
+    """Cuts the connection whose client sends ``given``, or silences the network."""
 
     given: bytes
     answer: bytes | None
     """Cut when the server has answered with this, which the client never sees; None: before the server hears of it."""
     left: int
+    silences: bool = False
+    """Not a cut: this and all that follows is held back, in every connection."""
 
 
 class _Connection:
@@ -51,6 +53,9 @@ class _Connection:
         while data := await _read(reader):
             self.given = (self.given + data)[:REMEMBERED]
             trap = self._trapped(data)
+            if trap is not None and trap.silences:
+                self._proxy.silence()
+                trap = None
             if trap is not None:
                 self._caught = trap.answer
             await self._pass_on(b"" if trap is not None and trap.answer is None else data, self._server, self.to_server)
@@ -180,6 +185,14 @@ class FaultProxy:
     def hold(self, *, to_server: bool = True, to_client: bool = True, of: bytes = b"") -> None:
         """Go silent in these directions: connections stay, and new ones are accepted, but nothing arrives."""
         self._do(lambda: self._hold(to_server, to_client, of))
+
+    def hold_from(self, given: bytes) -> None:
+        """Go silent in both directions when a client says this, which is the first that does not arrive."""
+        self._do(lambda: self.traps.append(_Trap(given, None, 1, silences=True)))
+
+    def silence(self) -> None:
+        """Hold everything; for the proxy's own thread."""
+        self._hold(to_server=True, to_client=True, of=b"")
 
     def _hold(self, to_server: bool, to_client: bool, of: bytes) -> None:
         if not of:

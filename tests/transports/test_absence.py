@@ -135,6 +135,17 @@ async def test_silent_redis_delays_only_one_call(rough: Pairing) -> None:
             await until(lambda: len(done) == 52, "the jobs")
 
 
+async def test_redis_falls_silent_while_a_worker_connects_to_wait(rough: Pairing) -> None:
+    with FaultProxy(rough.server.port) as proxy:
+        proxy.hold_from(b"CLIENT\r\n$2\r\nID")
+        app = rough.app(transport_url=f"redis://127.0.0.1:{proxy.port}/0", **QUICK)
+        done = noop(app)
+        async with app, working(app):
+            await until(lambda: not proxy.traps[0].left, "the silence")
+            assert (await app.enqueue("work")).wake_up_delayed
+            await until(lambda: len(done) == 1, "the job")
+
+
 async def test_a_slow_redis_is_still_a_transport(rough: Pairing) -> None:
     with FaultProxy(rough.server.port) as proxy:
         proxy.delay(0.06)

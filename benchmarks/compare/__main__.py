@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("revision", help="the older revision, as git names it")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--jobs", type=int, default=20_000, help="jobs of one drain")
+    parser.add_argument("--jobs", type=int, default=40_000, help="jobs of one drain")
     parser.add_argument("--stores", nargs="+", default=["sqlite", "postgres", "redis"], choices=list(PLACES))
     parser.add_argument("--workloads", nargs="+", default=list(MEASURES), choices=list(MEASURES))
     arguments = parser.parse_args()

@@ -363,7 +363,7 @@ def _claimed(call: RequestContext, job: Job, *, isolated: bool) -> ClaimedJob:
         claims=job.claims,
         max_attempts=job.max_attempts,
         priority=job.priority,
-        timeout=timeout_of(job, call.app, call.app.settings),
+        timeout=timeout_of(job, call.app.registry.get(job.task), call.app.settings),
         alone=isolated,
         run_at=format_timestamp(job.run_at_us),
         created_at=format_timestamp(job.created_at_us),

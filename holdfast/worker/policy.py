@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -19,6 +19,7 @@ from holdfast.core.retry import Retry
 from holdfast.core.validation import did_you_mean
 from holdfast.settings.settings import Settings
 from holdfast.stores.encrypted_store import payload_context
+from holdfast.tasks import Task
 from holdfast.tasks.command_policy import COMMAND
 
 _MAX_REPORTED = 1000  # task names reported as unknown, or for their payload
@@ -37,11 +38,10 @@ def backoff_of(job: Job, app: Holdfast, settings: Settings) -> Retry:
     return (task.retry if task is not None else None) or settings.retry
 
 
-def timeout_of(job: Job, app: Holdfast, settings: Settings) -> float | None:
-    """Returns the timeout of an attempt in seconds: the job's own, its task's, or the settings'."""
-    if job.options_or_default.timeout is not None:
-        return job.options_or_default.timeout
-    task = app.registry.get(job.task)
+def timeout_of(job: Job, task: Task[..., Any] | None, settings: Settings) -> float | None:
+    """Returns the timeout of an attempt in seconds: the job's own, its task's, or the settings'. None: no timeout."""
+    if job.options is not None and job.options.timeout is not None:
+        return job.options.timeout
     if task is not None and task.timeout is not None:
         return task.timeout
     span = settings.command_timeout if task is None and job.task == COMMAND else settings.timeout

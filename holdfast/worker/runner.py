@@ -164,7 +164,7 @@ class Runner:
         shared, job = self._shared, run.job
         monotonic = shared.clock.monotonic
         run.runner = runner
-        run.context = Context(job, self._tx_completion, self._logs, self._limits, self._step_writer, runner)
+        run.context = context = Context(job, self._tx_completion, self._logs, self._limits, self._step_writer, runner)
         run.started = monotonic()
         if run.started > run.safe_until:
             shared.queue_settlement(run, Released())
@@ -178,9 +178,9 @@ class Runner:
         fault_point("handler.before")
         outcome: Outcome | None = None
         try:
-            ended = await self._execute(run, run.context)
-            if run.context.has_steps:
-                ended = await run.context.final_outcome(ended)
+            ended = await self._execute(run, context)
+            if context.has_steps:
+                ended = await context.final_outcome(ended)
             if type(ended) is Failed and UnfitJobs.is_unfit(ended, job):
                 [ended] = await self._unfit.settle_unfit([job], [ended], shared.settings)
             outcome = ended  # only once the store has answered: an interruption settles this outcome
@@ -191,16 +191,16 @@ class Runner:
                 raise
         fault_point("handler.after")
         run.seconds = monotonic() - run.started
-        if run.context.opened_log is not None:
-            run.context.opened_log.finish_log()
+        if context.opened_log is not None:
+            context.opened_log.finish_log()
         if run not in shared.running:  # the worker ends, and has given up on it
             return
-        if run.has_called_complete and not await self._needs_settlement(run):
+        if context.has_called_complete and not await self._needs_settlement(run):
             return
         shared.running.discard(run)
         if run.stop_reason is not None:
             outcome = self._outcome_of_interrupted(run, outcome)
-        elif run.has_called_complete and type(outcome) is Succeeded:
+        elif context.has_called_complete and type(outcome) is Succeeded:
             outcome = Failed(error=UNDONE)
         if outcome is None:
             shared.report_lost_run(run)
@@ -237,7 +237,7 @@ class Runner:
                 return None
             case StopReason.TIMEOUT:
                 # Also if the handler swallowed the cancellation and returned: it exceeded its timeout.
-                seconds = timeout_of(run.job, self._shared.app, self._shared.settings)
+                seconds = timeout_of(run.job, self._registry.get(run.job.task), self._shared.settings)
                 return Failed(error=f"timeout: still running after {seconds:g} s", reason=Reason.TIMEOUT)
             case StopReason.CANCEL:
                 return outcome or Cancelled()
@@ -258,7 +258,7 @@ class Runner:
     async def _execute(self, run: TaskRun, context: Context) -> Outcome:
         job = run.job
         task = self._registry.get(job.task)
-        timeout = timeout_of(job, self._shared.app, self._shared.settings)
+        timeout = timeout_of(job, task, self._shared.settings)
         if timeout is not None:
             self._watch(run, timeout)
         if task is None and job.task != COMMAND:

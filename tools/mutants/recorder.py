@@ -6,6 +6,7 @@ parts, its tests, up to ``MAX_TESTS`` of the fastest. Failed tests are left out.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -36,9 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Recorder(Path(os.environ["MUTANTS_REACH"])), "mutants-recorder")
 
 
-def record_file_name(test_file: str) -> str:
-    """Returns the name of the file in which the places of a test file are recorded."""
-    return test_file.replace("/", "+") + ".json"
+def record_file_name(root: Path, test_file: str) -> str:
+    """Returns the name of the file in which the places of a test file are recorded: another one once it has changed."""
+    digest = hashlib.sha1((root / test_file).read_bytes(), usedforsecurity=False).hexdigest()
+    return f"{test_file.replace('/', '+')}.{digest[:8]}.json"
 
 
 def log_guards(source: bytes, file: str, spans: list[tuple[int, int]]) -> bytes:
@@ -139,7 +141,7 @@ class _Recorder:
                     if len(reached[place]) < MAX_TESTS:
                         reached[place].append(number)
             record = {"tests": [[test, round(self._seconds[test], 3)] for test in own], "places": reached}
-            (self._folder / record_file_name(file)).write_text(json.dumps(record), encoding="utf-8")
+            (self._folder / record_file_name(self._root, file)).write_text(json.dumps(record), encoding="utf-8")
 
     def _places(self) -> dict[str, set[str]]:
         """Returns the places that each test reached."""

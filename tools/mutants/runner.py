@@ -322,11 +322,10 @@ def record_reach(root: Path = ROOT, *, parallel: int, chunk: int = 12) -> None:
 
     folder = STATE / "reach"
     folder.mkdir(parents=True, exist_ok=True)
-    records = {file: folder / record_file_name(file) for file in test_files(root)}
-    left = [
-        file for file, record in records.items()
-        if not record.exists() or record.stat().st_mtime < (root / file).stat().st_mtime
-    ]  # fmt: skip
+    records = {file: folder / record_file_name(root, file) for file in test_files(root)}
+    for outdated in set(folder.glob("*.json")) - set(records.values()):
+        outdated.unlink()
+    left = [file for file, record in records.items() if not record.exists()]
     if not left:
         return
     tree = copy_tree(root, "recorded")

@@ -20,7 +20,7 @@ async def ready(store: Store, number: int = 3, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("capacity", [None, EVERY, {"default": 4, "other": 1}])
-async def test_claim_of_fewer_jobs_than_wanted_is_exhausted(store: Store, capacity: dict[str, int] | None) -> None:
+async def test_claim_of_fewer_jobs_than_wanted_leaves_none(store: Store, capacity: dict[str, int] | None) -> None:
     async with notified(store):
         await ready(store)
         found = await claim(store, 4, capacity)
@@ -28,14 +28,14 @@ async def test_claim_of_fewer_jobs_than_wanted_is_exhausted(store: Store, capaci
         assert (await claim(store, 4, capacity)).jobs == []
 
 
-async def test_claim_that_is_full_is_not_exhausted(store: Store) -> None:
+async def test_claim_that_is_full_may_leave_some(store: Store) -> None:
     async with notified(store):
         await ready(store)
         found = await claim(store, 2, {"default": 100})
         assert (len(found.jobs), found.none_left) == (2, False)
 
 
-async def test_claim_that_fills_one_of_its_queues_is_not_exhausted(store: Store) -> None:
+async def test_claim_that_fills_one_of_its_queues_may_leave_some(store: Store) -> None:
     async with notified(store):
         await ready(store)
         await ready(store, queue="other")
@@ -43,14 +43,14 @@ async def test_claim_that_fills_one_of_its_queues_is_not_exhausted(store: Store)
         assert (len(found.jobs), found.none_left) == (5, False)
 
 
-async def test_claim_that_stops_at_a_last_attempt_is_not_exhausted(store: Store) -> None:
+async def test_claim_that_stops_at_a_last_attempt_may_leave_some(store: Store) -> None:
     async with notified(store):
         await ready(store, max_attempts=1)
         found = await claim(store, 100, max_must_start=1)
         assert (len(found.jobs), found.none_left, found.stopped_at_last_attempt) == (1, False, True)
 
 
-async def test_claim_is_exhausted_with_jobs_that_are_not_ready(store: Store) -> None:
+async def test_claim_leaves_none_with_jobs_that_are_not_ready(store: Store) -> None:
     async with notified(store):
         await ready(store)
         await ready(store, queue="paused")
@@ -61,7 +61,7 @@ async def test_claim_is_exhausted_with_jobs_that_are_not_ready(store: Store) -> 
         assert found.next_due is not None
 
 
-async def test_claim_beside_jobs_under_limits_is_not_exhausted(store: Store) -> None:
+async def test_claim_beside_jobs_under_limits_may_leave_some(store: Store) -> None:
     limit = Limit(name="mail", queue="mail", values=LimitValues(concurrency=1))
     async with notified(store):
         assert await store.limits.write_limit(LimitChange(limit, 0)) is not None
@@ -70,7 +70,7 @@ async def test_claim_beside_jobs_under_limits_is_not_exhausted(store: Store) -> 
         assert (len(found.jobs), found.none_left) == (1, False)
 
 
-async def test_claim_without_notifications_is_not_exhausted(opener: Opener) -> None:
+async def test_claim_without_notifications_may_leave_some(opener: Opener) -> None:
     store = await opener()
     await ready(store)
     found = await claim(store)

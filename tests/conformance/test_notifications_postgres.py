@@ -91,6 +91,21 @@ async def test_process_holds_the_lock_while_it_waits(store: Store) -> None:
         waiting.cancel()
 
 
+async def test_wait_for_a_command_holds_no_lock(store: Store) -> None:
+    """Each heartbeat waits so, also while the worker is busy and needs no notification of jobs."""
+    with session(store.url) as other:
+        other.autocommit = True
+        notify = f"""select pg_notify('{parse_url(store.url).schema}_ready', 'test\nworker:w')""".encode()
+        waiting = asyncio.create_task(store.queueing.wait(["worker:w"], timeout=_LONG))
+        async with asyncio.timeout(_PATIENCE):
+            while not waiting.done():
+                other.execute(notify)
+                await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(store.queueing.wait(["worker:w"], timeout=_LONG))
+        await until_holders(other, store.url, 0)
+        waiting.cancel()
+
+
 async def test_slow_commit_notifies_process_that_began_to_wait_meanwhile(store: Store, opener: Opener) -> None:
     """The submission tested the lock when no process waited; the process that waits has claimed for the last time."""
     waiting = await opener()

@@ -57,12 +57,14 @@ def work(lock: ListenerLock, time: _Time, *, rate: float, seconds: float) -> Non
         lock.count_claim(found=True)
 
 
-def run_attached(use: Callable[[ListenerLock], Awaitable[None]]) -> list[str]:
-    """Runs this with a lock and its connection, which has taken it; returns what was executed."""
+def run_attached(use: Callable[[ListenerLock], Awaitable[None]], time: _Time) -> list[str]:
+    """Runs this with a lock that a wait wants, and its connection, which has taken it; returns what was executed."""
     connection = _Connection()
 
     async def run() -> None:
         lock = ListenerLock(_SQL, "ready")
+        wait(lock)
+        time.now += 1
         with lock.attach_to(cast("Connection", connection)):
             await lock.adjust_lock()
             await use(lock)
@@ -72,14 +74,57 @@ def run_attached(use: Callable[[ListenerLock], Awaitable[None]]) -> list[str]:
     return connection.executed
 
 
-def test_without_a_connection_a_wait_has_no_end_of_its_own(time: _Time) -> None:
+def test_process_without_a_connection_claims_again_until_it_has_one(time: _Time) -> None:
+    """What is submitted before it listens is not notified of."""
+
     async def run() -> float:
         lock = ListenerLock(_SQL, "ready")
         found = wait(lock)
         lock.close()
         return found
 
-    assert asyncio.run(run()) == math.inf
+    assert 0.01 <= asyncio.run(run()) <= 0.1
+
+
+@pytest.mark.parametrize(("kind", "executed"), [("ready", []), ("ended", ["lock_shared"])])
+def test_lock_of_ready_jobs_alone_needs_a_wait(time: _Time, kind: str, executed: list[str]) -> None:
+    connection = _Connection()
+
+    async def run() -> None:
+        lock = ListenerLock(_SQL, kind)
+        with lock.attach_to(cast("Connection", connection)):
+            await lock.adjust_lock()
+
+    asyncio.run(run())
+    assert connection.executed == executed
+
+
+def test_wait_that_begins_during_the_release_claims_again(time: _Time) -> None:
+    """The lock is free before it is retaken, so a job may come that is not notified of."""
+    waits = []
+
+    class Releasing(_Connection):
+        async def execute(self, sql: str, *, timeout: float) -> None:
+            await super().execute(sql, timeout=timeout)
+            if self.executed[-1] == "unlock_shared":
+                time.now += 1
+                waits.append(wait(lock))
+
+    lock = ListenerLock(_SQL, "ready")
+
+    async def run() -> None:
+        wait(lock)
+        with lock.attach_to(cast("Connection", Releasing())):
+            await lock.adjust_lock()
+            work(lock, time, rate=1000, seconds=1)
+            await lock.adjust_lock()
+            assert lock.changed.is_set()
+            await lock.adjust_lock()
+            assert lock.is_held
+        lock.close()
+
+    asyncio.run(run())
+    assert waits == [CLAIM_INTERVAL]
 
 
 def test_process_claims_again_after_it_has_taken_the_lock(time: _Time) -> None:
@@ -92,7 +137,7 @@ def test_process_claims_again_after_it_has_taken_the_lock(time: _Time) -> None:
         assert sum(waits[:4]) == pytest.approx(RECHECK_SECONDS)
         assert waits[4:] == [math.inf, math.inf]
 
-    assert run_attached(use) == ["lock_shared"]
+    assert run_attached(use, time) == ["lock_shared"]
 
 
 def test_waits_cut_short_do_not_end_the_claims_earlier(time: _Time) -> None:
@@ -102,7 +147,7 @@ def test_waits_cut_short_do_not_end_the_claims_earlier(time: _Time) -> None:
             assert wait(lock, time, notified_after=0.001) < math.inf
         assert wait(lock, time) == math.inf
 
-    assert run_attached(use) == ["lock_shared"]
+    assert run_attached(use, time) == ["lock_shared"]
 
 
 @pytest.mark.parametrize(("rate", "is_busy"), [(100, False), (150, False), (300, True), (1000, True)])
@@ -112,7 +157,7 @@ def test_process_that_finds_jobs_all_the_time_polls(time: _Time, rate: int, *, i
         await lock.adjust_lock()
         assert (wait(lock) == CLAIM_INTERVAL) == is_busy
 
-    assert run_attached(use) == (["lock_shared", "unlock_shared"] if is_busy else ["lock_shared"])
+    assert run_attached(use, time) == (["lock_shared", "unlock_shared"] if is_busy else ["lock_shared"])
 
 
 def test_process_takes_the_lock_again_when_claims_find_less(time: _Time) -> None:
@@ -126,7 +171,7 @@ def test_process_takes_the_lock_again_when_claims_find_less(time: _Time) -> None
         await lock.adjust_lock()
         assert wait(lock) == 0
 
-    assert run_attached(use) == ["lock_shared", "unlock_shared", "lock_shared"]
+    assert run_attached(use, time) == ["lock_shared", "unlock_shared", "lock_shared"]
 
 
 def test_claims_that_find_nothing_keep_no_process_busy(time: _Time) -> None:
@@ -138,19 +183,18 @@ def test_claims_that_find_nothing_keep_no_process_busy(time: _Time) -> None:
         wait(lock)
         assert lock.changed.is_set()
 
-    assert run_attached(use) == ["lock_shared"]
+    assert run_attached(use, time) == ["lock_shared"]
 
 
-def test_new_connection_takes_the_lock_from_the_start(time: _Time) -> None:
+def test_new_connection_takes_the_lock_that_a_wait_wants(time: _Time) -> None:
     async def run() -> list[str]:
         lock, connection = ListenerLock(_SQL, "ready"), _Connection()
-        with lock.attach_to(cast("Connection", _Connection())):
-            await lock.adjust_lock()
-            work(lock, time, rate=1000, seconds=1)
-            await lock.adjust_lock()
-        assert wait(lock) == math.inf
-        with lock.attach_to(cast("Connection", connection)):
-            await lock.adjust_lock()
+        with lock.register_wait():
+            with lock.attach_to(cast("Connection", _Connection())):
+                await lock.adjust_lock()
+            assert not lock.is_held
+            with lock.attach_to(cast("Connection", connection)):
+                await lock.adjust_lock()
         lock.close()
         return connection.executed
 

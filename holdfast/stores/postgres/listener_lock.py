@@ -35,6 +35,7 @@ RECHECK_SECONDS = _RECHECKS[-1]
 _DECAY_SECONDS = 0.05  # in which the count of recent claims that found jobs falls to a third
 _POLL_FROM, _LISTEN_BELOW = 10, 5  # recent claims that found jobs: with so many a process polls, with fewer it listens
 _RELEASE_AFTER = 0.1  # seconds without a wait, after which the lock is released
+_UNCONNECTED_INTERVAL = 0.05  # seconds between claims of a process whose connection to listen on is not made yet
 _TIMEOUT = 5.0  # seconds to take or release it
 
 
@@ -47,7 +48,7 @@ class ListenerLock:
         self._connection: Connection | None = None
         self.is_held = False
         """Notifications of the channel reach this process."""
-        self._is_wanted = True
+        self._is_wanted = kind == "ended"  # from the start; that of ready jobs by waits for them
         self.changed = asyncio.Event()
         """Set when ``adjust_lock`` is to be called."""
         self._rechecks: list[float] = []
@@ -61,7 +62,7 @@ class ListenerLock:
     @contextmanager
     def attach_to(self, connection: Connection) -> Iterator[None]:
         """The connection holds the lock while entered, from the next ``adjust_lock`` on."""
-        self._connection, self._is_wanted = connection, True
+        self._connection = connection
         try:
             yield
         finally:
@@ -75,9 +76,10 @@ class ListenerLock:
         if self._is_wanted:
             await self._connection.execute(self._acquire.sql, timeout=_TIMEOUT)
             self._rechecks = [time.monotonic() + seconds for seconds in _RECHECKS]
+            self.is_held = True
         else:
+            self.is_held = False  # at once: a wait that begins now is to claim again once the lock is retaken
             await self._connection.execute(self._release.sql, timeout=_TIMEOUT)
-        self.is_held = not self.is_held
 
     def _want(self, *, wanted: bool) -> None:
         if wanted != self._is_wanted:
@@ -98,13 +100,11 @@ class ListenerLock:
                 self._timer = asyncio.get_running_loop().call_later(_RELEASE_AFTER, self._release_unused)
 
     def _longest_wait(self) -> float:
-        if self._connection is None:
-            return math.inf  # no notification comes at all; the caller has a timeout of its own
         if self.is_busy:
             return CLAIM_INTERVAL
         self._want(wanted=True)
         if not self.is_held:
-            return CLAIM_INTERVAL
+            return _UNCONNECTED_INTERVAL if self._connection is None else CLAIM_INTERVAL
         while self._rechecks and self._rechecks[0] <= self._waited_at:  # claimed since
             self._rechecks.pop(0)
         return max(0.0, self._rechecks[0] - time.monotonic()) if self._rechecks else math.inf

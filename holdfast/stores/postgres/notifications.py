@@ -95,7 +95,7 @@ class PostgresNotifications(Listener):
 
     # ── listening ───────────────────────────────────────────────────────────────────────────────────────────────
     async def wait(self, topics: Sequence[str], timeout: float, is_done: IsDone) -> None:
-        if not any(topic.startswith("queue:") for topic in topics):
+        if self.cannot_listen or not any(topic.startswith("queue:") for topic in topics):
             await super().wait(topics, timeout, is_done)
             return
         with self.ready_lock.register_wait() as max_wait:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.clock import ManualClock
 from holdfast.core.limits import Limit, LimitChange, LimitTable, LimitValues
 from holdfast.stores.base import EVERY_QUEUE, Store
-from tests.conformance.support import Opener, claim, new_job, notified, put
+from tests.conformance.support import Opener, claim, lose_all, new_job, notified, put, take
 
 EVERY = {EVERY_QUEUE: 100}
 
@@ -48,6 +49,17 @@ async def test_claim_that_stops_at_a_last_attempt_may_leave_some(store: Store) -
         await ready(store, max_attempts=1)
         found = await claim(store, 100, max_must_start=1)
         assert (len(found.jobs), found.none_left, found.stopped_at_last_attempt) == (1, False, True)
+
+
+async def test_claim_that_passes_over_a_suspect_may_leave_some(store: Store, clock: ManualClock) -> None:
+    async with notified(store):
+        await ready(store)
+        await take(store)
+        await lose_all(store, clock)
+        found = await claim(store, 100, max_must_start=2)
+        assert (len(found.jobs), found.none_left) == (2, False)
+        assert len(await take(store, max_must_start=2)) == 1
+        assert (await claim(store, 100, max_must_start=2)).none_left
 
 
 async def test_claim_leaves_none_with_jobs_that_are_not_ready(store: Store) -> None:

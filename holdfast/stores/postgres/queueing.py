@@ -72,7 +72,7 @@ class PostgresQueueing:
         self._alternation = ClaimAlternation()
         self._locked_due = LockedDueJobs()
         self._limited_checked_at = -_LIMITED_CHECK_SECONDS
-        self._limited_check: tuple[list[str], bool] = ([], False)  # queues, and whether they had jobs under limits
+        self._limited_check: tuple[set[str], bool] = (set(), False)  # queues, and whether they had jobs under limits
         self._pool = pool
         self._notifications = notifications
         self._lock = notifications.ready_lock
@@ -299,7 +299,7 @@ class PostgresQueueing:
             lease_for=span_us(request.lease_for),
         )
         rows = await fetch(self._sql["claim"])
-        if rows[0][-1]:
+        if has_suspects := rows[0][-1]:
             rows = await fetch(self._sql["claim_with_suspects"])
         seconds = time.monotonic() - at
         due, due_in, until, quarantined, stopped_at_last_attempt, expired_now, _ = rows[0][_CLAIMED_COLUMNS:]
@@ -320,7 +320,7 @@ class PostgresQueueing:
         for queue, scan in split_scan(queues, slots, positions, taken, max_jobs, at, seconds):
             self._cursors.note_scan(queue, scan)
             builder.note_jobs_left(some=scan.full or scan.begun != START)
-        builder.note_jobs_left(some=len(taken) >= max_jobs)
+        builder.note_jobs_left(some=has_suspects or len(taken) >= max_jobs)  # suspects for which no runner was free
         self._note_served(builder, queues, {row[_QUEUE] for row in taken} | ({stopped_at_last_attempt} - {None}))
         if not taken and any(position != START for position in positions):
             return await self._claim_unlimited(builder, queues)  # behind the cursors there is nothing: from the start
@@ -333,10 +333,10 @@ class PostgresQueueing:
     async def _check_limited(self, builder: PostgresClaimBuilder, queues: list[str], *, at_once: bool) -> None:
         """Notes whether there are jobs under limits. The answer is cached for a moment, unless it was no and the
         claim found nothing else: a question with each claim would cost some per cent."""
-        now, (seen_in, was_seen) = time.monotonic(), self._limited_check
-        if (at_once and not was_seen) or now - self._limited_checked_at > _LIMITED_CHECK_SECONDS or seen_in != queues:
+        now, asked, (seen_in, was_seen) = time.monotonic(), set(queues), self._limited_check
+        if (at_once and not was_seen) or now - self._limited_checked_at > _LIMITED_CHECK_SECONDS or seen_in != asked:
             ((seen,),) = await self._pool.fetch(self._sql["any_limited"], queues=queues)
-            self._limited_checked_at, self._limited_check = now, (queues, seen)
+            self._limited_checked_at, self._limited_check = now, (asked, seen)
         builder.has_limited_jobs = builder.has_limited_jobs or self._limited_check[1]
         builder.has_seen_limits = builder.has_seen_limits or builder.has_limited_jobs
 

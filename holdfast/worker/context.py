@@ -144,15 +144,14 @@ class WorkerContext:
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
     def deliver_jobs(self, jobs: Sequence[Job], safe_until: float) -> None:
         """Buffers claimed jobs and wakes runners for them. Suspects go first."""
+        suspects: list[TaskRun] = []
         for job in jobs:
             run = TaskRun(job, safe_until)
             self.claimed[run.lease] = run
             self.last_attempts += run.is_last_attempt
             self.in_flight[job.queue] += 1
-            if job.lost_leases:
-                self.buffer.appendleft(run)
-            else:
-                self.buffer.append(run)
+            (suspects if job.lost_leases else self.buffer).append(run)
+        self.buffer.extendleft(reversed(suspects))
         self.wake_runners()
 
     def wake_runners(self) -> None:

@@ -298,8 +298,8 @@ class Worker:
             now.cancel()
 
     async def _write_remaining(self, settler_task: asyncio.Task[None]) -> None:
-        """Releases the jobs of the claim in flight and writes every settlement. The settler is not cancelled: it would
-        lose the batch it is writing."""
+        """Releases the jobs of the claim in flight and writes every settlement. What a slow store has not answered when
+        the time for this step is over is lost with its leases, and runs again."""
         await self.fetcher.close()
         self.settler.finish()
         await settler_task

@@ -234,6 +234,24 @@ async def test_a_job_that_lost_one_lease_is_not_quarantined(app: Holdfast) -> No
     assert len(set(runs.values())) == 1
 
 
+async def test_suspects_start_before_other_jobs_of_their_claim_and_in_order(app: Holdfast) -> None:
+    started: list[str] = []
+
+    @app.task("work")
+    async def work(name: str) -> None:
+        started.append(name)
+        await harnessed.clock.sleep(10)
+
+    async with harness(app, concurrency=5) as harnessed:
+        suspects = [await work.enqueue(f"suspect {number}") for number in range(3)]
+        for each in suspects:
+            await lose(app, each, harnessed.clock)
+        await work.options(priority=50).enqueue("urgent")
+        await work.enqueue("innocent")
+        await harnessed.run_until_idle()
+    assert started == ["suspect 0", "suspect 1", "suspect 2", "urgent", "innocent"]
+
+
 async def test_leases_are_kept_as_long_as_the_handler_runs(app: Holdfast) -> None:
     @app.task("long")
     async def long() -> str:

@@ -209,6 +209,6 @@ async def readable_jobs(
                 jobs.append(claimed_job(row, worker))
             except UNREADABLE as error:
                 text = to_text(f"the stored job cannot be read: {error}")
-                resolved = await pool.fetch(statements["mark_unreadable"], id=row[0], error=text)
+                resolved = await pool.fetch(statements["mark_unreadable"], id=row[0], claims=row[4], error=text)
                 read_resolution(resolved).notify_committed(notifications)
         return jobs

@@ -236,7 +236,7 @@ def stored_unique(options: str) -> UniqueKey | None:
 
 
 def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
-    """A batch as the parameters of ``settle_rest`` and ``settle_with_dependents``."""
+    """A batch as the parameters of ``settle_rest``, ``settle_prioritized`` and ``settle_with_dependents``."""
     return {
         "ids": [each.job_id for each in settlements],
         "claims": [each.claims for each in settlements],
@@ -254,7 +254,7 @@ def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
 
 
 def record_columns(records: Sequence[Record]) -> dict[str, Any]:
-    """A batch as the parameters of ``record``."""
+    """A batch as the parameters of ``append_logs``."""
     lines = [(index, line) for index, each in enumerate(records, 1) for line in each.lines]
     return {
         "ids": [each.lease.job_id for each in records],

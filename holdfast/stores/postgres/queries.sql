@@ -459,11 +459,11 @@ where id = any(array(
     order by id for no key update skip locked));
 
 -- name: mark_unreadable
--- A claimed row that cannot be read. Returns what resolving its dependents changed.
+-- A claimed row that cannot be read, if that claim still has it. Returns what resolving its dependents changed.
 with marked as (
     update holdfast.job set state = 6, reason = 'payload', error = :error, error_group = 'unreadable',
         ended_at = :now, lease_until = null
-    where id = :id
+    where id = :id and state = 2 and claims = :claims
     returning id, has_dependents
 )
 select d.queue, d.job_id::text

@@ -280,7 +280,7 @@ class RedisQueueing:
                 jobs.append(claimed_job(row, self._specs, worker))
             except (ValueError, AttributeError, RecursionError) as error:
                 text = f"the stored job cannot be read: {error}"
-                await self._pool.run(self._scripts["mark_unreadable"], row[0], text)
+                await self._pool.run(self._scripts["mark_unreadable"], row[0], row[6] if len(row) > 4 else 1, text)
         return jobs
 
     # ── settle ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -543,15 +543,16 @@ end
 return { found, #ids - #found, #ids == MAX_PER_SCRIPT and 1 or 0 }
 
 -- name: mark_unreadable (partitions, transitions, waits)
--- Ends a claimed job that cannot be read. ARGV: 3 id, 4 error.
+-- Ends a claimed job that cannot be read, if that claim still has it. ARGV: 3 id, 4 claims, 5 error.
 allow_when_full()
-local state, spec_text, has_dependents = read_fields(ARGV[3], 'state', 'spec', 'hasDependents')
+local state, claims, started_at, spec_text, has_dependents = read_fields(ARGV[3], 'state', 'claims', 'pickupTime',
+    'spec', 'hasDependents')
 local spec = parse_spec(spec_text or '')
-if spec and state == 'running' then
+if spec and state == 'running' and claims_of(claims, started_at) == ARGV[4] then
     safe_call('ZREM', LEASES, ARGV[3])
     delete_pieces(ARGV[3], 'error')
     local fields = { 'state', 'dead', 'reason', 'payload', 'endTime', NOW, 'errorGroup', 'unreadable' }
-    append_pieces(fields, 'error', ARGV[4])
+    append_pieces(fields, 'error', ARGV[5])
     call('HSET', JOB .. ARGV[3], unpack(fields))
     safe_call('ZADD', PREFIX .. 'ended:dead', NOW, ARGV[3])
     count(spec.queue, 'running', -1)

@@ -50,7 +50,7 @@ class Fetcher:
         self._notified: asyncio.Future[None] | None = None
         self._claiming: asyncio.Future[Claim] | None = None
         self._last_attempts_next = False  # the next jobs in line are on their last attempt
-        self._cap_reached = False  # the latest claim was bounded by the cap of a queue
+        self._was_bounded = False  # a cap of a queue, or jobs on their last attempt, bounded the latest claim
         self.idle_until: float | None = None
         """While it waits because no job is ready: clock reading at which the next job is due (inf: none is)."""
 
@@ -161,7 +161,7 @@ class Fetcher:
         free_runners = shared.settings.concurrency - len(shared.running) - len(shared.buffer)
         shared.may_fetch.clear()  # a job that ends from here on frees a slot that this claim does not count
         capacity = self.free_slots(max_jobs)
-        self._cap_reached = min(capacity.values()) < max_jobs
+        self._was_bounded = min(capacity.values()) < max_jobs or self._last_attempt_slots <= 0
         fault_point("claim.before")
         # Shielded: a claim that was cancelled halfway would keep its jobs until their leases expire.
         claiming = self._store.queueing.claim(
@@ -258,7 +258,7 @@ class Fetcher:
 
     async def _sleep_until_due(self, next_due: timedelta | None) -> None:
         """Sleeps until a notification, the next due job or the poll interval; also until a job ends, if the latest
-        claim was bounded by a queue's cap, or the worker is draining."""
+        claim was bounded by a queue's cap or by last attempts, or the worker is draining."""
         shared = self._shared
         poll = shared.settings.poll.total_seconds()
         due = math.inf
@@ -279,7 +279,7 @@ class Fetcher:
         topics = [f"queue:{queue}" for queue in (shared.settings.queues or (EVERY_QUEUE,))]
         if not self._skip_next_wait:
             self._notified = asyncio.ensure_future(self._store.queueing.wait(topics, timeout=timeout))
-            has_room = asyncio.ensure_future(shared.may_fetch.wait()) if self._cap_reached or self._draining else None
+            has_room = asyncio.ensure_future(shared.may_fetch.wait()) if self._was_bounded or self._draining else None
             try:
                 if has_room is not None:
                     await asyncio.wait([self._notified, has_room], return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,7 @@ import pytest
 from holdfast import Holdfast, Retry
 from holdfast.core.models import JobState
 from holdfast.stores.base import ClaimRequest
-from tests.worker.support import forever, harness
+from tests.worker.support import forever, harness, lose
 
 
 async def test_delayed_jobs_start_exactly_at_their_instant(app: Holdfast) -> None:
@@ -129,6 +129,36 @@ async def test_a_capped_queue_alone_does_not_wait_for_the_poll(app: Holdfast) ->
             await work.enqueue()
         await harnessed.run_until_idle()
         assert (harnessed.now - began).total_seconds() < 0.5
+
+
+async def test_suspect_starts_as_soon_as_a_last_attempt_has_ended(app: Holdfast) -> None:
+    """While jobs on their last attempt hold all slots a claim passes over suspects: their end is to wake the fetcher."""
+    at: dict[str, datetime] = {}
+
+    @app.task("short")
+    async def short() -> None:
+        return None
+
+    @app.task("last", max_attempts=1, queue="slow", priority=50)
+    async def last() -> None:
+        await harnessed.clock.sleep(10)
+        at["ended"] = harnessed.now
+
+    @app.task("suspect", queue="slow")
+    async def suspect() -> None:
+        at["started"] = harnessed.now
+
+    async with harness(app, concurrency=1, poll="1h") as harnessed:
+        await lose(app, await suspect.enqueue(), harnessed.clock)
+        await app.pause("slow")
+        await last.enqueue()
+        await harnessed.start()
+        for _ in range(30):  # so quick that the worker claims ahead
+            await app.enqueue_many([short.new_job() for _ in range(100)])
+            await harnessed.advance(0.01)
+        await app.resume("slow")
+        await harnessed.advance(60)
+    assert at["started"] - at["ended"] < timedelta(seconds=5)
 
 
 async def test_long_jobs_are_not_hoarded(app: Holdfast) -> None:

@@ -132,7 +132,7 @@ async def test_a_capped_queue_alone_does_not_wait_for_the_poll(app: Holdfast) ->
 
 
 async def test_suspect_starts_as_soon_as_a_last_attempt_has_ended(app: Holdfast) -> None:
-    """While jobs on their last attempt hold all slots a claim passes over suspects: their end is to wake the fetcher."""
+    """While jobs on their last attempt hold all slots a claim passes over suspects: their end wakes the fetcher."""
     at: dict[str, datetime] = {}
 
     @app.task("short")

@@ -16,7 +16,7 @@ import uvloop
 from benchmarks.application import Application
 from holdfast.stores.postgres.notifications import _Notifier
 
-_SAY, _ALONG = _Notifier.notify_soon, _Notifier.transaction_parameters
+_SAY, _ALONG = _Notifier.notify_soon, _Notifier.reserve_notification
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ async def _serve(url: str) -> None:
             word, seconds = line.split()
             loud = word == "loud"  # in this process only
             _Notifier.notify_soon = _SAY if loud else _notify_nothing  # type: ignore[method-assign, assignment]
-            _Notifier.transaction_parameters = _ALONG if loud else _notify_later  # type: ignore[method-assign, assignment]
+            _Notifier.reserve_notification = _ALONG if loud else _notify_later  # type: ignore[method-assign, assignment]
             _say({"stored": await _stored(app, float(seconds))})
 
 

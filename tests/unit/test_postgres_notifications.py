@@ -133,7 +133,7 @@ def test_lone_job_takes_its_notification_along_unless_one_was_just_sent(server: 
         went = []
         for gap in (0.0, 0.1, 0.001, 0.0005, 0.1):
             server.now += gap
-            along = notifications.transaction_parameters("queue:mail")["channel"] is not None
+            along = notifications.reserve_notification("queue:mail")["channel"] is not None
             went.append(along)
             notifications.record_transaction() if along else notifications.notify_committed(["queue:mail"])
             await notifications.flush()

@@ -58,7 +58,7 @@ class PostgresClaimBuilder:
         """Returns True if the claim skips due jobs, which other transactions have locked."""
         return self.due_after != ALL_DUE
 
-    def due_names(self, queues: Iterable[str]) -> list[str]:
+    def promotion_scope(self, queues: Iterable[str]) -> list[str]:
         """Returns these queues, or the wildcard, if the claim promotes due jobs of all queues."""
         return [EVERY_QUEUE] if EVERY_QUEUE in self.capacity else list(queues)
 

@@ -67,9 +67,9 @@ class PostgresNotifications(Listener):
         self._notifiers["ready"].notify_soon(ready)
         self._notifiers["ended"].notify_soon(end_topics)
 
-    def transaction_parameters(self, topic: str) -> dict[str, str | None]:
+    def reserve_notification(self, topic: str) -> dict[str, str | None]:
         """Channel and payload of a NOTIFY inside a transaction; both None if it is to be sent after the commit."""
-        return self._notifiers["ready"].transaction_parameters(topic)
+        return self._notifiers["ready"].reserve_notification(topic)
 
     def record_transaction(self) -> None:
         """Records that a transaction with such a NOTIFY was committed."""
@@ -157,7 +157,7 @@ class _Notifier:
         self._took = self._took_before = 0.0
         self._sending: asyncio.Task[None] | None = None
 
-    def transaction_parameters(self, topic: str) -> dict[str, str | None]:
+    def reserve_notification(self, topic: str) -> dict[str, str | None]:
         """Channel and payload for the transaction of a lone job; both None if the NOTIFY follows the commit."""
         now = time.monotonic()
         if self._is_sending or now - self._sent_at < self._interval:

@@ -30,7 +30,7 @@ seq
 -- fragment: claim_begin
 -- The queues of a claim, and what is due in them after :due_after; what was due before is locked (claiming.py). A waiting job
 -- without a deadline (core.dependencies.NEVER_US) is not due.
-with wanted as materialized (
+with claimable_queue as materialized (
     select *
     from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
         with ordinality as w (queue, slots, rank, run_at, seq, ordinal)
@@ -61,7 +61,7 @@ update holdfast.job
 -- fragment: claim_end
 -- The first row has the facts of the claim, the others have its jobs: facts in each row would cost a tenth of the claim.
 select t.*, due.is_due, due.run_at - :now, :lease_for + :now,
-    exists (select from wanted w cross join lateral (
+    exists (select from claimable_queue w cross join lateral (
         select from holdfast.job j where j.state = 0 and j.tier = 2 and j.queue = w.queue limit 1) q),
     (select queue from stop_at order by ordinal desc limit 1),
     coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false),
@@ -260,12 +260,12 @@ select queue from named where queue is not null;
 -- include: claim_begin
 ), has_suspects as materialized (
     select :max_must_start > 0 and not (select is_due from due) and exists (
-        select from wanted w cross join lateral (
+        select from claimable_queue w cross join lateral (
             select from holdfast.job j where j.state = 0 and j.tier = 1 and j.queue = w.queue
             order by j.rank, j.run_at, j.seq limit 1) s) as found
 ), ready as materialized (
     select r.ctid, w.queue, r.attempts + 1 >= r.max_attempts as is_last_attempt
-    from wanted w cross join lateral (
+    from claimable_queue w cross join lateral (
         select j.ctid, j.attempts, j.max_attempts from holdfast.job j
         where j.state = 0 and j.tier = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
           and not (select is_due from due) and not (select found from has_suspects) and -- include: unexpired
@@ -295,7 +295,7 @@ select queue from named where queue is not null;
     select false as found
 ), suspect as materialized (
     select s.ctid, w.queue, w.ordinal, w.slots, true as suspect, true as must_start, s.rank, s.run_at, s.seq
-    from wanted w cross join lateral (
+    from claimable_queue w cross join lateral (
         select j.ctid, j.rank, j.run_at, j.seq from holdfast.job j
         where j.state = 0 and j.tier = 1 and j.queue = w.queue and not (select is_due from due)
         order by j.rank, j.run_at, j.seq limit least(w.slots, :max_must_start) for no key update skip locked) s
@@ -303,7 +303,7 @@ select queue from named where queue is not null;
 ), ready as materialized (
     select r.ctid, w.queue, w.ordinal, w.slots, false as suspect, r.attempts + 1 >= r.max_attempts as must_start,
         r.rank, r.run_at, r.seq
-    from wanted w cross join lateral (
+    from claimable_queue w cross join lateral (
         select j.ctid, j.attempts, j.max_attempts, j.rank, j.run_at, j.seq from holdfast.job j
         where j.state = 0 and j.tier = 0 and j.queue = w.queue and (j.rank, j.run_at, j.seq) > (w.rank, w.run_at, w.seq)
           and not (select is_due from due) and -- include: unexpired
@@ -334,7 +334,7 @@ select id::text, claims from holdfast.job
 where state = 2 and worker = :worker and started_at > :since and started_at < :before;
 
 -- own: claim_quarantined
-with wanted as materialized (
+with claimable_queue as materialized (
     select queue from unnest(:queues::text[]) w (queue)
     where not exists (select from holdfast.queue p where p.name = w.queue and p.paused)
       and not w.queue = any(array(select l.queue from holdfast.job_limit l where l.queue is not null))
@@ -343,7 +343,7 @@ with wanted as materialized (
     set state = 2, claims = claims + 1, attempts = attempts + 1, worker = :worker, started_at = :now,
         lease_until = :lease_for + :now
     where id = any(array(
-        select s.id from wanted w cross join lateral (
+        select s.id from claimable_queue w cross join lateral (
             select id from holdfast.job where state = 0 and tier = 2 and queue = w.queue
             order by rank, run_at, seq limit 1 for no key update skip locked) s
         limit 1))
@@ -366,7 +366,7 @@ with paused as materialized (
 ), unpaused as materialized (
     select s.*, row_number() over (partition by s.tier order by s.rank, s.run_at, s.seq) as ordinal
     from candidate s where not s.queue = any(array(select name from paused))
-), wanted as materialized (
+), ranked as materialized (
     select e.*, row_number() over (partition by q.queue order by e.rank, e.run_at, e.seq) as position,
         coalesce(q.slots, :others) as slots -- unlisted queues, without a row of q, share theirs
     from unpaused e left join unnest(:queues::text[], :slots::int[]) q (queue, slots) on q.queue = e.queue
@@ -374,7 +374,7 @@ with paused as materialized (
 ), within_slots as materialized (
     select w.*, count(*) filter (where w.tier > 0 or w.is_last_attempt)
         over (order by w.tier = 0, w.rank, w.run_at, w.seq) as must_start_count
-    from wanted w where w.position <= w.slots
+    from ranked w where w.position <= w.slots
 ), stop_at as materialized (
     select queue, min(position) as position from within_slots
     where is_last_attempt and must_start_count > :max_must_start group by queue

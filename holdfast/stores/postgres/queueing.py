@@ -142,7 +142,7 @@ class PostgresQueueing:
         """Promotes due jobs, claims ready ones, and returns when the next job is due."""
         capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
         if request.ids is not None:
-            return await self._claim_named(request)
+            return await self._claim_by_ids(request)
         if request.isolated:
             return await self._claim_quarantined(request, capacity)
         builder = PostgresClaimBuilder(request, capacity)
@@ -155,7 +155,7 @@ class PostgresQueueing:
                 raise
             builder.has_jobs_left = True
         if builder.skips_locked_due:
-            builder.note_next_due(self._locked_due.retry_in_us(builder.due_names(builder.capacity)))
+            builder.note_next_due(self._locked_due.retry_in_us(builder.promotion_scope(builder.capacity)))
         self._alternation.note_claim(builder)
         self._lock.count_claim(found=bool(builder.jobs))
         return builder.to_claim(receives_notifications=receives_notifications)
@@ -193,7 +193,7 @@ class PostgresQueueing:
 
     async def _claim_promoted(self, builder: PostgresClaimBuilder, queues: list[str]) -> None:
         """Claims from these queues, after what is due in them was made ready. What is locked is passed over."""
-        names = builder.due_names(builder.capacity)
+        names = builder.promotion_scope(builder.capacity)
         if builder.promote:
             builder.due_after = self._locked_due.due_after(names)
         tries = 0
@@ -211,7 +211,7 @@ class PostgresQueueing:
             else:  # another process is making them ready; taken in between, later jobs would go before them
                 await asyncio.sleep(_MOMENT)
         if builder.promote and not builder.skips_locked_due:
-            self._locked_due.note_none_due(builder.due_names(queues))
+            self._locked_due.note_none_due(builder.promotion_scope(queues))
 
     async def _claim_batch(self, builder: PostgresClaimBuilder, queues: list[str]) -> bool:
         """Claims from these queues; returns True if due jobs must be promoted first."""
@@ -450,7 +450,7 @@ class PostgresQueueing:
         )
         return ClaimByIds(claim, dict(zip(left, queues, strict=True)), frozenset(paused))
 
-    async def _claim_named(self, request: ClaimRequest) -> Claim:
+    async def _claim_by_ids(self, request: ClaimRequest) -> Claim:
         """Claims jobs by ids that no transport delivered: ready ones that are not claimed count as refused."""
         named = msgspec.structs.replace(request, ids=list(dict.fromkeys(filter(is_id, request.ids or ()))))
         if request.promote:

@@ -90,7 +90,7 @@ async def _insert_one(
     job: NewJob,
     fetch: Callable[..., Awaitable[Rows]],
 ) -> tuple[list[Submitted], bool]:
-    sent = notifications.transaction_parameters(f"queue:{job.queue}")
+    sent = notifications.reserve_notification(f"queue:{job.queue}")
     began = time.monotonic()
     ((stored_at_us, outcome),) = await fetch(statements["insert_one_job"], **one_job(job), **sent)
     was_slow = time.monotonic() - began >= RECHECK_SECONDS  # a process that waits by now may have missed the commit

@@ -66,7 +66,7 @@ CASES = [
     Case("promote_queues", ("job_due(queue, run_at)", BY_ID)),
     Case("promote_any_queue", ("job_due_any_queue(run_at)", BY_ID)),
     Case("promote_ids", (BY_ID,), {"ids": ids(1)}),
-    Case("mark_unreadable", (BY_ID,)),
+    Case("mark_unreadable", (BY_ID,), {"claims": 1}),
     Case("insert_jobs", ()),
     Case("insert_uniform_jobs", ()),
     Case("insert_one_job", (), {"id": f"00000000-0000-0000-0002-{0:012x}", "payload": "{}"}),

@@ -463,7 +463,7 @@ where id = any(array(
 with marked as (
     update holdfast.job set state = 6, reason = 'payload', error = :error, error_group = 'unreadable',
         ended_at = :now, lease_until = null
-    where id = :id and state = 2 and claims = :claims
+    where id = :id and (state + 0) = 2 and claims = :claims
     returning id, has_dependents
 )
 select d.queue, d.job_id::text

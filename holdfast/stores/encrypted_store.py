@@ -9,6 +9,7 @@ as it is stored: a list of jobs does not fail for one of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Unpack
 
 from msgspec.structs import replace
 
@@ -39,7 +40,6 @@ from holdfast.core.models import (
     NewJob,
     Page,
     Reason,
-    ReplayRate,
     Settled,
     Settlement,
     Step,
@@ -58,7 +58,7 @@ from holdfast.core.waits import (
     signal_result,
     signal_value,
 )
-from holdfast.stores.base import AT_ONCE, ClaimRequest, External, Selection, StatementFlow, Store
+from holdfast.stores.base import ClaimRequest, External, ReplayOptions, Selection, StatementFlow, Store
 from holdfast.stores.forwarding import (
     ForwardingAdmin,
     ForwardingExternal,
@@ -250,23 +250,12 @@ class EncryptedAdmin(ForwardingAdmin):
         self._query = store.query
         self._cipher = cipher
 
-    async def replay(
-        self,
-        selection: Selection,
-        *,
-        force: bool = False,
-        payload: str | None = None,
-        from_step: int | None = None,
-        limit: int = 1000,
-        pace: ReplayRate = AT_ONCE,
-    ) -> BulkResult:
-        if payload is not None:
+    async def replay(self, selection: Selection, **options: Unpack[ReplayOptions]) -> BulkResult:
+        if (payload := options.get("payload")) is not None:
             if isinstance(selection, JobFilter) or len(selection) != 1:
                 raise HoldfastError("an encrypted payload goes to one job, by its id")
-            payload = await self._encrypt(selection[0], payload)
-        return await self._inner.replay(
-            selection, force=force, payload=payload, from_step=from_step, limit=limit, pace=pace
-        )
+            options["payload"] = await self._encrypt(selection[0], payload)
+        return await self._inner.replay(selection, **options)
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
         if changes.payload is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, Unpack
 
 from holdfast.core.batches import BatchProgress
 from holdfast.core.error_groups import FailedJob
@@ -29,7 +29,6 @@ from holdfast.core.models import (
     NewJob,
     Page,
     QueueInfo,
-    ReplayRate,
     Settled,
     Settlement,
     Step,
@@ -42,7 +41,6 @@ from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.core.waits import ChildStatus, JobWaits, KeptSignal, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.core.workers import HeartbeatReply, WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.stores.base import (
-    AT_ONCE,
     Admin,
     ClaimRequest,
     External,
@@ -51,6 +49,7 @@ from holdfast.stores.base import (
     Maintenance,
     Query,
     Queueing,
+    ReplayOptions,
     Schedules,
     Selection,
     StatementFlow,
@@ -203,22 +202,8 @@ class ForwardingAdmin:
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         return await self._intercept("cancel", lambda: self._inner.cancel(selection, limit=limit))
 
-    async def replay(
-        self,
-        selection: Selection,
-        *,
-        force: bool = False,
-        payload: str | None = None,
-        from_step: int | None = None,
-        limit: int = 1000,
-        pace: ReplayRate = AT_ONCE,
-    ) -> BulkResult:
-        return await self._intercept(
-            "replay",
-            lambda: self._inner.replay(
-                selection, force=force, payload=payload, from_step=from_step, limit=limit, pace=pace
-            ),
-        )
+    async def replay(self, selection: Selection, **options: Unpack[ReplayOptions]) -> BulkResult:
+        return await self._intercept("replay", lambda: self._inner.replay(selection, **options))
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
         return await self._intercept("edit", lambda: self._inner.edit(job_id, changes))

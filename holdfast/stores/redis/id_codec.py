@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Unpack
 
 from msgspec.structs import replace
 
@@ -27,7 +28,6 @@ from holdfast.core.models import (
     NewJob,
     Page,
     Reason,
-    ReplayRate,
     Settled,
     Settlement,
     Step,
@@ -38,12 +38,12 @@ from holdfast.core.steps import NewStep
 from holdfast.core.waits import ChildStatus, JobWaits, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.core.workers import HeartbeatReply, WorkerHeartbeat
 from holdfast.stores.base import (
-    AT_ONCE,
     Admin,
     ClaimRequest,
     Maintenance,
     Query,
     Queueing,
+    ReplayOptions,
     Schedules,
     Selection,
     Workflow,
@@ -215,20 +215,8 @@ class UlidAdmin(ForwardingAdmin):
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         return _read_operated(await self._inner.cancel(_written_selection(selection), limit=limit))
 
-    async def replay(
-        self,
-        selection: Selection,
-        *,
-        force: bool = False,
-        payload: str | None = None,
-        from_step: int | None = None,
-        limit: int = 1000,
-        pace: ReplayRate = AT_ONCE,
-    ) -> BulkResult:
-        chosen = _written_selection(selection)
-        return _read_operated(
-            await self._inner.replay(chosen, force=force, payload=payload, from_step=from_step, limit=limit, pace=pace)
-        )
+    async def replay(self, selection: Selection, **options: Unpack[ReplayOptions]) -> BulkResult:
+        return _read_operated(await self._inner.replay(_written_selection(selection), **options))
 
     async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         return _read_operated(await self._inner.delete(_written_selection(selection), limit=limit))

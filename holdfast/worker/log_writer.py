@@ -1,5 +1,5 @@
 """The log writer: writes handlers' log lines in batches: when a batch is full, when the first line has waited for a
-moment, and always before the settlement of the job."""
+moment, and before the settlement of the job if the store takes lines then."""
 
 from __future__ import annotations
 
@@ -94,14 +94,18 @@ class LogWriter:
         return None
 
     async def _write(self, batch: list[_Line]) -> None:
-        now = self._shared.clock.monotonic()
+        records = _records(batch, self._shared.clock.monotonic())
         try:
-            await self._store.queueing.append_logs(_records(batch, now))
+            stored = await self._store.queueing.append_logs(records)
         except (Unavailable, ConfigError, asyncio.CancelledError):
             self._put_back(batch)
             raise
         except HoldfastError as error:  # the store will never accept them
             self._shared.emit(LinesLost(count=len(batch), error=str(error)))
+        else:
+            lost = sum(len(each.lines) for each, is_stored in zip(records, stored, strict=True) if not is_stored)
+            if lost:
+                self._shared.emit(LinesLost(count=lost, error="their jobs' leases were over before they were written"))
 
     def _put_back(self, batch: list[_Line]) -> None:
         with self._lock:

@@ -211,6 +211,27 @@ async def test_store_that_refuses_logs_still_accepts_settlements(app: Holdfast) 
         assert await texts(app, job.id) == ["kept"]
 
 
+async def test_lines_that_come_after_the_end_of_their_attempt_are_reported(app: Holdfast) -> None:
+    seen = Events(app)
+
+    @app.task("one", max_attempts=1)
+    async def one(ctx: Context) -> None:
+        ctx.log("late")
+        ctx.log("later")
+        raise ValueError("no")
+
+    async with harness(app) as harnessed:
+        hand = await harnessed.start()
+        hand.cut_off("append_logs")
+        job = await one.enqueue()
+        await harnessed.advance(2)
+        assert ((await job.job()).state, seen.of(LinesLost)) == ("dead", [])
+        hand.thaw()
+        await harnessed.advance(10)
+        assert await texts(app, job.id) == []
+    assert [event.count for event in seen.of(LinesLost)] == [2]
+
+
 class Refusing:
     """A store that never takes a line."""
 

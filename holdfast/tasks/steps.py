@@ -346,7 +346,7 @@ class JobSteps:
         failed = next(iter(self._failed.values()), None) if by_handler else self._failed.get(caller)
         if self._end is None and failed is not None:
             self._end_by(_end_after_failed_step(failed, name, is_child=failed in self._failed_children))
-        if self._end is None and by_handler and self._last_uncommitted is not None and transaction is None:
+        if (by_handler or caller is self._own_task) and self._last_uncommitted is not None and transaction is None:
             await self._check_commits(by_handler=True)
         if self._end is None and by_handler and name not in self._unreplayed and name not in self._started_children:
             self._check_started(name)

@@ -157,24 +157,31 @@ def test_commit_without_an_answer_records_the_step_once(place: Place, is_receive
 
 
 # ── what stands around it ─────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("in_transaction", [False, True])
-def test_step_behind_one_that_was_rolled_back_is_refused(place: Place, in_transaction: bool) -> None:
-    """Recorded, it would look like changed code in the next attempt."""
+@pytest.mark.parametrize("behind", ["step", "step_in", "call", "gather"])
+def test_step_behind_one_that_was_rolled_back_is_refused(place: Place, behind: str) -> None:
+    """Recorded, it would look like changed code in the next attempt; so would a child that was started."""
     done: list[str] = []
 
+    @place.app.task("ship")
+    async def ship() -> None:
+        done.append("ship")
+
     @place.app.task("work", retry="immediate")
-    async def work(context: Context) -> list[str]:
+    async def work(context: Context) -> None:
         async with by_asyncpg(place.url) as held:
             with suppress(Undone):
                 async with held.savepoint():
                     await context.step_in(held.connection, "charge", do, "charge", held)
                     if context.attempts == 1:
                         raise Undone
-            if in_transaction:
+            if behind == "step_in":
                 await context.step_in(held.connection, "ship", do, "ship", held)
-        if not in_transaction:
+        if behind == "step":
             await context.step("ship", do, "ship", None)
-        return done
+        elif behind == "call":
+            await context.call(ship)
+        elif behind == "gather":
+            await context.gather(context.call(ship))
 
     async def do(what: str, held: Hold | None) -> None:
         done.append(what)
@@ -183,27 +190,39 @@ def test_step_behind_one_that_was_rolled_back_is_refused(place: Place, in_transa
 
     handle = serve(place, work.enqueue)
 
-    assert outcome(place, handle) == (JobState.SUCCEEDED, 2, 1 + in_transaction)
-    assert done == ["charge", *["ship"] * in_transaction, "charge", "ship"]
+    assert outcome(place, handle) == (JobState.SUCCEEDED, 2, 1 + (behind == "step_in"))
+    assert done == ["charge", *["ship"] * (behind == "step_in"), "charge", "ship"]
     (failed,) = place.app.sync.attempts(handle.id)
     assert (failed.error or "").startswith("step 'charge' is not committed")
 
 
-def test_step_of_the_store_is_refused_before_the_commit(place: Place) -> None:
+@pytest.mark.parametrize("behind", ["step", "call", "gather"])
+def test_step_of_the_store_is_refused_before_the_commit(place: Place, behind: str) -> None:
+    """A child would wait for the job's row, which the open transaction has locked."""
     refused: list[bool] = []
 
     async def inside(context: Context, _: Hold) -> None:
         if context.attempts == 1:
             try:
-                await context.step("ship", str)
+                if behind == "step":
+                    await context.step("ship", str)
+                elif behind == "call":
+                    await context.call(ship)
+                else:
+                    await context.gather(context.call(ship))
             finally:
                 refused.append(True)
+
+    @place.app.task("ship")
+    async def ship() -> None: ...
 
     work = Charge(place, "asyncpg", inside)
     handle = serve(place, work.task.enqueue)
 
     assert outcome(place, handle) == (JobState.SUCCEEDED, 2, 1)
-    assert (refused, work.calls, work.steps()) == ([True], [1, 2], 1)
+    assert (refused, work.calls, work.steps(), place.jobs()) == ([True], [1, 2], 1, 1)
+    (failed,) = place.app.sync.attempts(handle.id)
+    assert "step 'charge' is not committed" in (failed.error or "")
 
 
 def test_steps_and_the_success_are_one_transaction(place: Place) -> None:

@@ -94,22 +94,62 @@ def test_transaction_that_is_left_open_fails_the_attempt(app: Holdfast) -> None:
     assert (job.error or "").startswith("step 'charge'")
 
 
-def test_step_of_the_store_does_not_wait_for_an_open_transaction(app: Holdfast) -> None:
+@pytest.mark.parametrize("behind", ["step", "call", "gather"])
+def test_step_of_the_store_does_not_wait_for_an_open_transaction(app: Holdfast, behind: str) -> None:
     """It would wait for the commit, and the commit for it."""
+
+    @app.task("ship")
+    async def ship() -> None: ...
 
     @app.task("work", max_attempts=1)
     async def work(context: Context) -> None:
         with begun(app) as connection:
             await context.step_in(connection, "charge", str)
+            await take(context)
+
+    async def take(context: Context) -> None:
+        if behind == "step":
             await context.step("ship", str)
+        elif behind == "call":
+            await context.call(ship)
+        else:
+            await context.gather(context.call(ship))
 
     job = serve(app, work)
 
-    assert (job.state, rows(app), steps(app, job)) == (JobState.DEAD, 0, [])
+    assert (job.state, rows(app), steps(app, job), app.sync.count()) == (JobState.DEAD, 0, [], 1)
     assert (job.error or "").endswith(
         "step 'charge' is not committed: commit its transaction before the next step and the end of the handler; "
         "let its errors end the attempt"
     )
+
+
+@pytest.mark.parametrize("behind", ["step", "call", "gather"])
+def test_step_behind_one_that_was_rolled_back_is_refused(app: Holdfast, behind: str) -> None:
+    """Recorded, it would look like changed code in the next attempt; so would a child that was started."""
+
+    @app.task("ship")
+    async def ship() -> None: ...
+
+    @app.task("work", retry="immediate")
+    async def work(context: Context) -> int:
+        with suppress(Undone), begun(app) as connection:
+            await context.step_in(connection, "charge", str)
+            if context.attempts == 1:
+                raise Undone
+        if behind == "step":
+            await context.step("ship", str)
+        elif behind == "call":
+            await context.call(ship)
+        else:
+            await context.gather(context.call(ship))
+        return context.attempts
+
+    job = serve(app, work)
+
+    assert (job.state, job.return_value(), steps(app, job)) == (JobState.SUCCEEDED, 2, ["charge", "ship"])
+    (failed,) = app.sync.attempts(job.id)
+    assert (failed.error or "").startswith("step 'charge' is not committed")
 
 
 def test_store_records_a_step_under_its_lease_alone(app: Holdfast) -> None:

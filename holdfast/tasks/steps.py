@@ -79,7 +79,7 @@ class JobSteps:
         self._end: tuple[BaseException, Outcome] | None = None
 
     async def final_outcome(self, outcome: Outcome) -> Outcome:
-        """The outcome of the attempt, from that of the handler, once all its steps have ended; none begins after it."""
+        """The outcome of the attempt, from that of the handler, once steps in tasks have ended; no other follows."""
         try:
             while self._under_way:
                 await asyncio.wait(self._under_way)

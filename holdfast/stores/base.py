@@ -383,8 +383,8 @@ class Workflow(Protocol):
         """Take the oldest signal of a topic for a step of a running job, or make the job its receiver.
 
         In one transaction, under the lease of the step. The answer is the result of the step if it is recorded already;
-        else a signal that no job has received, recorded as the result; else, if the deadline of an earlier wait of this
-        step has come, ``{"timed_out":true}``, recorded too. Otherwise the job becomes a receiver under this lease, in
+        else a signal that no job has received, recorded as the result; else, if the deadline has come (at once for a
+        timeout of 0), ``{"timed_out":true}``, recorded too. Otherwise the job becomes a receiver under this lease, in
         place of what it waited for before; the deadline of an earlier wait stays.
         """
 

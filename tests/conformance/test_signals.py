@@ -218,6 +218,23 @@ async def test_job_whose_deadline_came_waits_for_nothing(store: Store, clock: Ma
     assert await suspend(store, job, None) is JobState.SCHEDULED
 
 
+async def test_wait_of_no_time_ends_in_its_first_attempt(store: Store) -> None:
+    job = await running(store)
+    assert await receive(store, job, timeout=timedelta(0)) == SignalReceipt(result='{"timed_out":true}')
+    await send(store)
+    assert await receive(store, job, timeout=timedelta(0)) == SignalReceipt(result='{"timed_out":true}')
+    assert await receive(store, job, step="approved#2", timeout=timedelta(0)) == SignalReceipt(result='{"signal":1}')
+    assert (await store.workflow.read_waits(job.id)).receiver is None
+    assert await suspend(store, job, None) is JobState.SCHEDULED
+
+
+async def test_wait_of_no_time_leaves_the_receiver_of_another_step(store: Store) -> None:
+    job = await running(store)
+    await receive(store, job)
+    assert (await receive(store, job, "late", "late", timedelta(0))).result == '{"timed_out":true}'
+    assert await send(store) == SentSignal(True, job.id)
+
+
 async def test_repeated_attempt_keeps_its_place_among_receivers(store: Store, clock: ManualClock) -> None:
     first = await running(store)
     await receive(store, first)

@@ -90,4 +90,4 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
 conditions = st.sampled_from(list(Condition))
 step_names = st.sampled_from(["x", "x#2", "y"])
 """Steps that wait for a signal; each begins with its topic."""
-timeouts = st.sampled_from([0.000001, 5.0, 29.999999, 45.0, 3600.0]).map(lambda s: timedelta(seconds=s))
+timeouts = st.sampled_from([0.0, 0.000001, 5.0, 29.999999, 45.0, 3600.0]).map(lambda s: timedelta(seconds=s))

@@ -157,10 +157,10 @@ class Waits:
         if kept is not None:
             kept.job_id = job.new.id
             return self._record(job, place, signal_result(kept.signal.value), now)
-        if earlier is not None and earlier.until <= now:
-            return self._record(job, place, TIMED_OUT, now)
         if earlier is not None:
             place.since, place.until = earlier.since, earlier.until
+        if place.until <= now:
+            return self._record(job, place, TIMED_OUT, now)
         job.receiver, job.wait = place, job.wait + 1
         return SignalReceipt(time_left=(place.until - now) * MICROSECOND)
 

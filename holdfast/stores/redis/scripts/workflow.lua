@@ -97,13 +97,14 @@ end
 
 local old = receiver_of(id)
 local is_same = old and old.step == step
+local deadline = is_same and old.deadline or math.min(now + tonumber(ARGV[10]), tonumber(NEVER))
 local signal, value = oldest_signal()
 local result
 if signal then
     forget_kept(signal, topic)
     call('HSET', PREFIX .. 'signals', signal, '=' .. id)
     result = signal_result(value)
-elseif is_same and old.deadline <= now then
+elseif deadline <= now then
     result = '={"timed_out":true}'
 end
 if result then
@@ -119,7 +120,6 @@ if result then
 end
 
 local since = is_same and old.since or now
-local deadline = is_same and old.deadline or math.min(now + tonumber(ARGV[10]), tonumber(NEVER))
 if old and old.topic ~= topic then
     safe_call('ZREM', receivers_key(old.topic), id)
 end

@@ -207,6 +207,16 @@ async def test_waiting_job_expires(store: Store, clock: ManualClock) -> None:
     assert await state_of(store, second) is CANCELLED
 
 
+async def test_job_after_ended_ones_is_due_at_once(store: Store, clock: ManualClock) -> None:
+    """In the state in which it would be if they ended only now."""
+    done, dead = await ended(store, JobState.SUCCEEDED), await ended(store, JobState.DEAD)
+    clock.advance(20)
+    ready = await put_after(store, done, dead, on=END)
+    found = await stored(store, ready)
+    assert (found.state, found.reason, found.run_at_us) == (JobState.SCHEDULED, None, clock())
+    assert await take_ids(store) == [ready]
+
+
 async def test_ended_job_decides_at_submission(store: Store) -> None:
     done, dead = await ended(store, JobState.SUCCEEDED), await ended(store, JobState.DEAD)
     ready = [

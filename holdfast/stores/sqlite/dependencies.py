@@ -145,7 +145,7 @@ def add_dependencies(
     elif waits:
         row = (job.id, CODES[JobState.WAITING], NEVER_US, waits, Reason.DEPENDENCY, None, None)
     else:
-        row = (job.id, CODES[JobState.QUEUED], now_us, 0, None, None, None)
+        row = (job.id, CODES[JobState.SCHEDULED], now_us, 0, None, None, None)
     yield Statement(statements["set_waiting"], row)
 
 

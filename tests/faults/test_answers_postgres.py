@@ -30,6 +30,7 @@ from tests.conformance.support import (
     take,
     until_claimed,
 )
+from tests.conformance.test_notifications_postgres import acquire_lock, listening, received_topics
 from tests.faults.support import EVER, opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
 from tests.support.postgres import Postgres
@@ -299,6 +300,26 @@ async def test_dependent_submission_without_answer_is_stored_once(proxy: FaultPr
         assert (answer.job_id, answer.created) == (second.id, True)
         assert proxy.cuts == 1
         assert len((await store.workflow.read_waits(first)).dependents) == 1
+
+
+async def test_signal_without_answer_notifies_of_the_job_that_received_it(
+    proxy: FaultProxy, proxied_url: str, url: str
+) -> None:
+    hour = timedelta(hours=1)
+    async with opened(url) as other:  # it sends what is pending as it closes
+        job = await running(other)
+        await other.workflow.receive_signal(SignalWait(NewStep(job.lease, "s", 1, True), "topic", hour))
+        await settle(other, job, JobState.WAITING, refund=True, reason=Reason.SIGNAL, delay=hour)
+    async with opened(proxied_url) as store:
+        with listening(url, "ready") as listener:
+            acquire_lock(listener, url, "ready")
+            proxy.cut_after(b"a needle", answer=b"SELECT 1")
+
+            assert await store.workflow.send_signal(Signal("once", "topic", '"a needle"')) == SentSignal(True, job.id)
+
+            topics = await asyncio.to_thread(received_topics, listener)
+            assert sorted(topics) == ["due:default", "queue:default"]
+        assert proxy.cuts == 1
 
 
 async def test_waits_without_answer_begin_once(proxy: FaultProxy, proxied_url: str) -> None:

@@ -942,7 +942,7 @@ begin
 end
 $$;
 
--- Sends a signal, as core.waits.SentSignal says. `ready_queue`: where that made a job due; `is_full`: it was refused.
+-- Sends a signal, as core.waits.SentSignal says. `ready_queue`: where its job is due; `is_full`: it was refused.
 create function holdfast.send_signal(at bigint, signal_id text, of_topic text, signal_value text, max_signals bigint)
 returns table (is_new boolean, job_id text, ready_queue text, is_full boolean)
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
@@ -956,7 +956,8 @@ declare
 begin
     perform holdfast.lock_topic(of_topic);
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
-    return query select false, s.job_id::text, null::text, false from holdfast.signal s where s.id = signal_id;
+    return query select false, s.job_id::text, j.queue, false -- due: the answer that said so may have been lost
+    from holdfast.signal s left join holdfast.job j on j.id = s.job_id and j.state + 0 = 1 where s.id = signal_id;
     if found then
         return;
     end if;

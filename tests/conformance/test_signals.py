@@ -291,6 +291,32 @@ async def test_job_that_has_ended_receives_nothing(store: Store, how: str) -> No
     assert (await receive(store, other)).result == '{"signal":1}'
 
 
+@pytest.mark.parametrize("how", ["cancelled", "dead", "released", "lost"])
+async def test_job_that_can_receive_nothing_shows_no_wait(store: Store, clock: ManualClock, how: str) -> None:
+    async def is_shown() -> bool:
+        return (await store.workflow.read_waits(job.id)).receiver is not None
+
+    job = await running(store)
+    await receive(store, job)
+    assert await is_shown()
+    if how == "cancelled":
+        await suspend(store, job)
+        assert await is_shown()
+        await store.admin.cancel([job.id])
+    elif how == "dead":
+        await settle(store, job, JobState.DEAD, reason=Reason.ERROR, error="boom")
+    elif how == "released":
+        await settle(store, job, JobState.QUEUED, refund=True, reason=Reason.RELEASED)
+    else:
+        await lose(store, clock, job)
+    assert not await is_shown()
+    if how in ("released", "lost"):
+        (again,) = await take(store)
+        assert not await is_shown()
+        await receive(store, again)
+        assert await is_shown()
+
+
 async def test_cancelled_waiting_job_that_is_replayed_waits_anew(store: Store, clock: ManualClock) -> None:
     job = await suspended(store)
     clock.advance(20)

@@ -221,14 +221,14 @@ class Waits:
         return statuses
 
     def waits_of(self, job_id: str, found: JobWaits) -> JobWaits:
-        """Returns the waits that a store must show of a job; past ones it may show or not."""
+        """Returns the waits that a store must show of a job; past ones of children it may show or not."""
         job = self.jobs[job_id]
         receiver = None if job.receiver is None else job.receiver.info
         is_receiver = job.is_receiver and job.state in (JobState.RUNNING, JobState.WAITING)
         shown = {(each.job_id, True): each.state for each in found.dependencies}
         shown |= {(each.job_id, False): each.state for each in found.dependents}
         return JobWaits(
-            receiver if is_receiver or found.receiver is not None else None,
+            receiver if is_receiver else None,
             [
                 job.dependencies[other_id].info(other_id, job, shown.get((other_id, True)))
                 for other_id in sorted(job.dependencies)

@@ -546,8 +546,8 @@ select * from (
     where d.job_id = :id order by w.id limit :limit);
 
 -- name: receiver
-select topic, step, since, until from holdfast_receiver
-where seq = (select seq from holdfast_job where id = :id) and claims > 0;
+select r.topic, r.step, r.since, r.until from holdfast_job j cross join holdfast_receiver r on r.seq = j.seq
+where j.id = :id and j.claims = r.claims and +j.state in (2, 4);
 
 -- own: step_result
 select result from holdfast_step where job_seq = ?1 and name = ?2;

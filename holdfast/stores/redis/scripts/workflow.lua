@@ -163,16 +163,11 @@ end
 
 local function find_receiver()
     while true do
-        local ids = safe_call('ZRANGE', receivers_key(topic), 0, 99)
-        for _, id in ipairs(ids) do
-            if deliver(id) then
-                return id
-            end
-            safe_call('ZREM', receivers_key(topic), id)
+        local id = safe_call('ZRANGE', receivers_key(topic), 0, 0)[1]
+        if not id or deliver(id) then
+            return id
         end
-        if #ids < 100 then
-            return nil
-        end
+        safe_call('ZREM', receivers_key(topic), id)
     end
 end
 
@@ -300,5 +295,7 @@ for _, waiter in ipairs(waiters.err and {} or waiters) do
         dependents[#dependents + 1] = edge
     end
 end
-local is_shown = not receiver.err and receiver[4] and receiver[5] ~= '0'
+local state, claims, started_at = read_fields(ARGV[3], 'state', 'claims', 'pickupTime')
+local is_shown = not receiver.err and receiver[4] and (state == 'running' or state == 'waiting')
+    and receiver[5] == claims_of(claims, started_at)
 return { is_shown and receiver or {}, dependencies.err and {} or dependencies, dependents }

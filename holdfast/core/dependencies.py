@@ -32,7 +32,7 @@ class DependencyState(StrEnum):
     """State of a dependency."""
 
     OPEN = "open"  # the job has not ended
-    MET = "met"
+    MET = "met"  # it ended as it should; or it is a child for which the other one waits no more
     FAILED = "failed"  # the job ended otherwise than it should
 
 

@@ -158,6 +158,27 @@ async def test_ends_of_earlier_children_do_not_count(store: Store) -> None:
     assert await state_of(store, parent.id) is JobState.WAITING
 
 
+async def test_child_that_is_awaited_no_more_counts_as_met(store: Store) -> None:
+    """Else it would be named among what the parent waits for."""
+
+    async def states(job_id: str) -> dict[str, str]:
+        waits = await store.workflow.read_waits(job_id)
+        return {each.job_id: each.state for each in (*waits.dependencies, *waits.dependents)}
+
+    first, second, third, parent = new_job(), new_job(), new_job(), await running(store)
+    await start(store, parent, first, second)
+    assert await states(parent.id) == {first.id: "open", second.id: "open"}
+    await start(store, parent, second, third)
+    assert await states(parent.id) == {first.id: "met", second.id: "open", third.id: "open"}
+    assert [await states(child.id) for child in (first, second)] == [{parent.id: "met"}, {parent.id: "open"}]
+    wait = SignalWait(NewStep(parent.lease, "approved", 1, True, None, WORKER), "approved", timedelta(hours=1))
+    await store.workflow.receive_signal(wait)
+    assert await states(parent.id) == {first.id: "met", second.id: "met", third.id: "met"}
+    assert await state_of(store, second.id) is JobState.QUEUED
+    await start(store, parent, first)
+    assert await states(parent.id) == {first.id: "open", second.id: "met", third.id: "met"}
+
+
 async def test_end_of_an_earlier_child_is_no_signal(store: Store) -> None:
     child, parent = new_job(), await running(store)
     await start(store, parent, child)

@@ -20,10 +20,10 @@ class ModelDependency:
     state: DependencyState
     wait: int = 0
 
-    def info(self, job_id: str, waiter: ModelJob, shown: DependencyState | None) -> DependencyInfo:
-        """The dependency as `JobWaits` shows it, with this id. A child of an earlier wait may be open or met there."""
-        is_earlier = self.wait not in (0, waiter.wait) and shown in (OPEN, DependencyState.MET)
-        return DependencyInfo(job_id, self.on, shown if is_earlier else self.state, self.wait > 0)
+    def info(self, job_id: str, waiter: ModelJob) -> DependencyInfo:
+        """The dependency as `JobWaits` shows it, with this id. A child of an earlier wait is met there."""
+        state = self.state if self.wait in (0, waiter.wait) else DependencyState.MET
+        return DependencyInfo(job_id, self.on, state, self.wait > 0)
 
 
 @dataclass

@@ -260,7 +260,7 @@ class WaitRules(Machine):
     def the_waits_agree_with_the_model(self) -> None:
         waits, steps, kept = self.call_family(self.read_waits)
         for job_id, found in waits.items():
-            expected = self.model.waits_of(job_id, found)
+            expected = self.model.waits_of(job_id)
             assert found == expected, f"{job_id}: {found} instead of {expected}"
         assert steps == {job_id: recorded(job) for job_id, job in self.model.jobs.items() if job_id in steps}
         for topic, signals in kept.items():

@@ -220,21 +220,15 @@ class Waits:
             statuses.append(ChildStatus(job_id, None if other is None else other.state))
         return statuses
 
-    def waits_of(self, job_id: str, found: JobWaits) -> JobWaits:
-        """Returns the waits that a store must show of a job; past ones of children it may show or not."""
+    def waits_of(self, job_id: str) -> JobWaits:
+        """Returns the waits that a store must show of a job."""
         job = self.jobs[job_id]
-        receiver = None if job.receiver is None else job.receiver.info
         is_receiver = job.is_receiver and job.state in (JobState.RUNNING, JobState.WAITING)
-        shown = {(each.job_id, True): each.state for each in found.dependencies}
-        shown |= {(each.job_id, False): each.state for each in found.dependents}
         return JobWaits(
-            receiver if is_receiver else None,
+            job.receiver.info if is_receiver and job.receiver is not None else None,
+            [job.dependencies[other_id].info(other_id, job) for other_id in sorted(job.dependencies)],
             [
-                job.dependencies[other_id].info(other_id, job, shown.get((other_id, True)))
-                for other_id in sorted(job.dependencies)
-            ],
-            [
-                other.dependencies[job_id].info(other_id, other, shown.get((other_id, False)))
+                other.dependencies[job_id].info(other_id, other)
                 for other_id, other in sorted(self.jobs.items())
                 if job_id in other.dependencies
             ],

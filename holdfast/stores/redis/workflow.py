@@ -165,9 +165,10 @@ class RedisWorkflow:
         return BatchProgress(members, members - open_members, failed)
 
     async def read_waits(self, job_id: str) -> JobWaits:
-        receiver, own, others = await self._pool.run(self._scripts["read_waits"], job_id, waits.MAX_SHOWN)
-        dependencies = sorted(_dependencies(own), key=lambda each: each.job_id)
-        return JobWaits(_receiver(receiver), dependencies[: waits.MAX_SHOWN], _dependencies(others))
+        receiver, own, others, wait = await self._pool.run(self._scripts["read_waits"], job_id, waits.MAX_SHOWN)
+        dependencies = sorted(_dependencies(own[::2], own[1::2], [wait] * len(own)), key=lambda each: each.job_id)
+        dependents = _dependencies(others[::3], others[1::3], others[2::3])
+        return JobWaits(_receiver(receiver), dependencies[: waits.MAX_SHOWN], dependents)
 
 
 _WAITS = 2  # status in the answer of ``receive_signal``: the job has become a receiver
@@ -185,15 +186,15 @@ def _receiver(found: Sequence[bytes]) -> ReceiverInfo | None:
     return ReceiverInfo(decode_text(topic), decode_text(step), whole_number(since), whole_number(until))
 
 
-def _dependencies(flat: Sequence[bytes]) -> list[DependencyInfo]:
-    """Dependencies of ``CONDITION STATE WAIT`` each. One that another program corrupted is left out."""
+def _dependencies(ids: Sequence[bytes], texts: Sequence[bytes], latest: Sequence[bytes]) -> list[DependencyInfo]:
+    """Valid dependencies of ``CONDITION STATE WAIT`` each; children of waits before the ``latest`` one are met."""
     found = []
-    for job_id, text in zip(flat[::2], flat[1::2], strict=True):
+    for job_id, text, last in zip(ids, texts, latest, strict=False):
         words = decode_text(text).split(" ")
         if len(words) == 3 and words[0] in _CONDITIONS and words[1] in _EDGE_STATES:
-            condition, state, wait = words
-            info = DependencyInfo(decode_text(job_id), Condition(condition), DependencyState(state), wait != "0")
-            found.append(info)
+            condition, word, wait = words
+            state = DependencyState(word) if wait in ("0", decode_text(last)) else DependencyState.MET
+            found.append(DependencyInfo(decode_text(job_id), Condition(condition), state, wait != "0"))
     return found
 
 

@@ -19,7 +19,6 @@ from holdfast.stores.sqlite.encoding import as_json
 T = TypeVar("T")
 
 _OPEN, _MET, _FAILED = range(3)
-_EARLIER_CHILD = 2
 _FAILING = "failing"  # of a batch that has not ended, and whose first member has failed
 
 
@@ -44,10 +43,10 @@ def resolve_dependencies(
     while level:
         rows = yield Statement(statements["resolve_dependencies"], (as_json(level),))
         how = dict(level)
-        met = Counter(waiter for waiter, state, _, child in rows if state == _MET and child != _EARLIER_CHILD)
-        failed = Counter(waiter for waiter, state, _, _ in rows if state != _MET)
+        met = Counter(waiter for waiter, state, _ in rows if state == _MET)
+        failed = Counter(waiter for waiter, state, _ in rows if state != _MET)
         errors = {
-            waiter: describe_failed_dependency(other, how[other]) for waiter, state, other, _ in rows if state != _MET
+            waiter: describe_failed_dependency(other, how[other]) for waiter, state, other in rows if state != _MET
         }
         level = []
         if rows:

@@ -303,7 +303,7 @@ where holdfast_job.id = d.value ->> 0 and +holdfast_job.claims = d.value ->> 1
 -- A job that runs is a receiver under its lease, or has children that have not ended.
 (coalesce(waits, 0) > 0 and (
     exists (select 1 from holdfast_receiver r where r.seq = holdfast_job.seq and r.claims = holdfast_job.claims)
-    or exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.is_child = 1 and d.state = 0)))
+    or exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.is_child and d.state = 0)))
 
 -- own: settle_one
 -- If a cancellation was asked for, an outcome that ends nothing (:state < 5) becomes cancelled: only this write can see the flag. A job that
@@ -421,8 +421,8 @@ select j.seq, d.value ->> 0, d.value ->> 1, d.value ->> 2, ?3 from holdfast_job 
 on conflict do update set condition = excluded.condition, state = excluded.state, is_child = excluded.is_child;
 
 -- own: begin_wait
--- A job waits for something else: the children of its earlier wait do not count any more.
-update holdfast_dependency set is_child = 2 where waiter = ? and is_child = 1;
+-- A job waits for something else: the children of its earlier wait count as met.
+update holdfast_dependency set state = 1 where waiter = ? and is_child and state = 0;
 
 -- own: resolve_dependencies
 -- Those on jobs that have ended: [id, how]; 'failing' is a batch that goes on, and will not succeed.
@@ -431,7 +431,7 @@ set state = case when condition = 'end' or (condition = 'success') = (d.value ->
 from json_each(?1) d
 where holdfast_dependency.job_id = d.value ->> 0 and holdfast_dependency.state = 0
   and (condition = 'failure' or d.value ->> 1 <> 'failing')
-returning waiter, state, job_id, is_child;
+returning waiter, state, job_id;
 
 -- own: decrement_waits
 -- [seq, number of dependencies that are met now]. A waiting job that waits for nothing any more is due.

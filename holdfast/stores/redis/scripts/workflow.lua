@@ -282,8 +282,8 @@ end
 return { to_number(members), to_number(waits) - (is_submitting and 1 or 0), to_number(failed) }
 
 -- name: read_waits
--- What the job ARGV[3] waits for, and its dependents, up to ARGV[4]. Returns topic, step, since and until of its
--- receiver, or nothing; its dependencies, {job, "CONDITION STATE WAIT", …}; and in the same form its waiters.
+-- What the job ARGV[3] waits for, and its dependents, up to ARGV[4]. Returns topic, step, since and until of its receiver,
+-- or nothing; its dependencies, {job, "CONDITION STATE WAIT", …}; its waiters, {job, the same, its `waitNumber`, …}; and its own.
 local receiver = redis.pcall('HMGET', PREFIX .. 'receiver:' .. ARGV[3], 'topic', 'step', 'since', 'until', 'claims')
 local dependencies = redis.pcall('HGETALL', PREFIX .. 'dependencies:' .. ARGV[3])
 local waiters = redis.pcall('ZRANGE', PREFIX .. 'dependents:' .. ARGV[3], 0, tonumber(ARGV[4]) - 1)
@@ -293,9 +293,10 @@ for _, waiter in ipairs(waiters.err and {} or waiters) do
     if type(edge) == 'string' then
         dependents[#dependents + 1] = waiter
         dependents[#dependents + 1] = edge
+        dependents[#dependents + 1] = read_fields(waiter, 'waitNumber') or '0'
     end
 end
-local state, claims, started_at = read_fields(ARGV[3], 'state', 'claims', 'pickupTime')
+local state, claims, started_at, wait = read_fields(ARGV[3], 'state', 'claims', 'pickupTime', 'waitNumber')
 local is_shown = not receiver.err and receiver[4] and (state == 'running' or state == 'waiting')
     and receiver[5] == claims_of(claims, started_at)
-return { is_shown and receiver or {}, dependencies.err and {} or dependencies, dependents }
+return { is_shown and receiver or {}, dependencies.err and {} or dependencies, dependents, wait or '0' }

@@ -127,7 +127,7 @@ create table holdfast_dependency (
     job_id text not null,               -- of the job whose end is awaited; it may be gone
     condition text not null check (condition in ('success', 'failure', 'end')),
     state integer not null,             -- 0 open 1 met 2 failed
-    is_child integer not null,          -- the waiting job has started it: 1 for its latest wait, 2 for an earlier one
+    is_child integer not null,          -- the waiting job has started it
     primary key (waiter, job_id)
 ) strict, without rowid;
 

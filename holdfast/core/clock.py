@@ -42,6 +42,16 @@ async def wait_first(*waits: asyncio.Future[Any]) -> None:
         each.result()
 
 
+async def run_first(*calls: Coroutine[Any, Any, object]) -> None:
+    """Runs these until the first is done, and cancels the others; raises its error if it failed."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await wait_first(*tasks)
+    finally:
+        for each in tasks:
+            each.cancel()
+
+
 class SystemClock:
     """The monotonic clock of the machine."""
 

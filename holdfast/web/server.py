@@ -15,7 +15,7 @@ import uvloop
 
 from holdfast.app import Holdfast
 from holdfast.app.alerts import watch_alerts
-from holdfast.core.clock import wait_first
+from holdfast.core.clock import run_first
 from holdfast.core.errors import ConfigError, HoldfastError, StoreReplaced
 from holdfast.core.events import ApiStarted, ApiStopping, SettingsChanged, SettingsRefused
 from holdfast.core.validation import is_loopback, mask_url
@@ -75,18 +75,11 @@ async def _until_stopped(app: Holdfast, settings: Settings, site: Application | 
                 app.events.emit(ApiStopping(reason=name))
 
         handle_stop_signals(stop)
-        ended, watching = (
-            asyncio.ensure_future(served.wait_ended()),
-            asyncio.create_task(_check_store_files(served.app)),
-        )
         try:
-            await wait_first(ended, watching)
+            await run_first(served.wait_ended(), _check_store_files(served.app))
         except StoreReplaced:
             app.events.emit(ApiStopping(reason="store_replaced"))
             raise
-        finally:
-            ended.cancel()
-            watching.cancel()
 
 
 async def _check_store_files(app: Holdfast) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from holdfast.app import Holdfast
 from holdfast.app.alerts import watch_alerts
 from holdfast.app.limits import merge_limits
+from holdfast.core.clock import run_first
 from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
 from holdfast.core.events import StoreTrouble, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.lifecycle import Cancelled, Released
@@ -289,13 +290,7 @@ class Worker:
             await self.shared.idle.wait()
 
     async def _wait_until_idle_or_stop_now(self) -> None:
-        idle = asyncio.ensure_future(self._wait_until_idle())
-        now = asyncio.ensure_future(self._stop_now.wait())
-        try:
-            await asyncio.wait([idle, now], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            idle.cancel()
-            now.cancel()
+        await run_first(self._wait_until_idle(), self._stop_now.wait())
 
     async def _write_remaining(self, settler_task: asyncio.Task[None]) -> None:
         """Releases the jobs of the claim in flight and writes every settlement. What a slow store has not answered when

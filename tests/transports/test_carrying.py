@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.errors import Unavailable
 from holdfast.core.job_changes import JobChanges
+from holdfast.core.limits import Limit, LimitChange, LimitValues
 from holdfast.core.models import JobState, Lease, Reason
 from holdfast.core.workers import LeaseStatus, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, Store
+from holdfast.stores.postgres.encoding import NumberedStatement
+from holdfast.stores.postgres.pool import PostgresPool, Rows
 from tests.support.spoiling import session
 from tests.transports.support import RETRY_FOR, Pairing, claim, ending, new_job, put, take
 
@@ -120,6 +125,32 @@ async def test_claim_returns_the_lease_when_a_later_round_is_empty(pairing: Pair
 
         assert [job.id for job in claimed.jobs] == [job_id]
         assert claimed.lease_until_us == clock() + 30_000_000
+
+
+@pytest.mark.parametrize(("failing", "call", "queue"), [("claim_limited", 2, ""), ("ready_queues", 1, EVERY_QUEUE)])
+async def test_jobs_under_limits_are_returned_though_a_later_statement_fails(
+    pairing: Pairing, monkeypatch: pytest.MonkeyPatch, failing: str, call: int, queue: str
+) -> None:
+    """Else they would run only once their leases have expired, and would be suspects."""
+    capacity = {queue or f"queue-{number:02}": 9 for number in range(40)}  # more than one statement claims from
+    calls = 0
+
+    async def fail_once(pool: PostgresPool, statement: NumberedStatement, **values: Any) -> Rows:
+        nonlocal calls
+        calls += statement.name == failing
+        if statement.name == failing and calls == call:
+            raise Unavailable("the server is away")
+        return await fetch(pool, statement, **values)
+
+    fetch, limit = PostgresPool.fetch, Limit(name="work", task="work", values=LimitValues(concurrency=9))
+    async with pairing.app() as app:
+        store = await app.open_store()
+        await store.limits.write_limit(LimitChange(limit, 0))
+        ids = await put(store, new_job(queue="queue-00"), new_job(queue="queue-39"))
+        monkeypatch.setattr(PostgresPool, "fetch", fail_once)
+        taken = await take(store, 9, capacity=capacity)
+        assert (calls, taken) == (call, ids[:1] if call == 2 else ids)
+        assert await take(store, 9, capacity=capacity) == ids[len(taken) :]
 
 
 async def test_an_id_in_another_spelling_is_the_same_job(pairing: Pairing) -> None:

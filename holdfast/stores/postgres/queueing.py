@@ -229,22 +229,23 @@ class PostgresQueueing:
 
     async def claim_limited(self, request: ClaimRequest) -> Claim | None:
         """Claims jobs under limits alone, for a transport; None if the latest claim saw none, or jobs are due."""
-        capacity = {queue: slots for queue, slots in request.capacity.items() if slots > 0}
-        if not self._alternation.has_seen_limits:
-            return None
-        builder = PostgresClaimBuilder(request, capacity)
-        due = await self._claim_all_limited(builder, self._order(builder))
-        if EVERY_QUEUE in capacity and not due and (not builder.jobs or self._stale):
-            tried = set(self._order(builder))
-            await self._refresh()  # before an empty answer
-            due = await self._claim_all_limited(builder, [each for each in self._order(builder) if each not in tried])
-        return None if due and not builder.jobs else builder.to_claim()
+        builder = PostgresClaimBuilder(request, {name: slots for name, slots in request.capacity.items() if slots > 0})
+        answered = self._alternation.has_seen_limits and await self._claim_all_limited(builder)
+        return builder.to_claim() if answered else None
 
-    async def _claim_all_limited(self, builder: PostgresClaimBuilder, queues: list[str]) -> bool:
-        for batch in builder.split_queues(queues, _MAX_QUEUES):
-            if batch and builder.wanted_jobs(batch) and await self._claim_limited(builder, batch):
-                return True
-        return False
+    async def _claim_all_limited(self, builder: PostgresClaimBuilder, tried: Sequence[str] | None = None) -> bool:
+        queues = [queue for queue in self._order(builder) if queue not in (tried or ())]
+        try:
+            for batch in builder.split_queues(queues, _MAX_QUEUES):
+                if batch and builder.wanted_jobs(batch) and await self._claim_limited(builder, batch):
+                    return bool(builder.jobs)
+            if tried is None and EVERY_QUEUE in builder.capacity and (not builder.jobs or self._stale):
+                await self._refresh()  # before an empty answer
+                return await self._claim_all_limited(builder, queues)
+        except HoldfastError:
+            if not builder.jobs:  # else their leases would be unknown until they expire
+                raise
+        return True
 
     async def _claim_limited(self, builder: PostgresClaimBuilder, queues: list[str]) -> bool:
         """Claims jobs under limits, for free runners alone; returns True if due jobs must be promoted first."""

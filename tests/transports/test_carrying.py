@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +19,9 @@ from holdfast.core.workers import LeaseStatus, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.pool import PostgresPool, Rows
+from holdfast.transports import redis
 from tests.support.spoiling import session
-from tests.transports.support import RETRY_FOR, Pairing, claim, ending, new_job, put, take
+from tests.transports.support import RETRY_FOR, Pairing, claim, ending, new_job, put, take, until
 
 SECOND = timedelta(seconds=1)
 
@@ -215,6 +218,63 @@ async def test_the_star_serves_queues_in_turn(pairing: Pairing) -> None:
         served = [job.queue for _ in range(6) for job in (await claim(store, 1, {EVERY_QUEUE: 1})).jobs]
 
         assert served == ["a", "b", "c", "a", "b", "c"]
+
+
+@asynccontextmanager
+async def waiting_for_every_queue(pairing: Pairing) -> AsyncIterator[asyncio.Task[list[str]]]:
+    """The job that an idle worker of every queue, which does not poll, gets next."""
+
+    def clients() -> dict[str, str]:
+        with pairing.server.client() as client:
+            return {each["id"]: each["flags"] for each in client.client_list()}
+
+    async def take_next(store: Store) -> list[str]:
+        while not (taken := await take(store, worker="idle", capacity={EVERY_QUEUE: 1})):
+            await store.queueing.wait(["queue:*"], timeout=3600)
+        return taken
+
+    others = clients()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redis, "_BLOCK", 3600.0)  # the queues to block on are read again after each
+        async with pairing.app() as app:
+            taking = asyncio.create_task(take_next(await app.open_store()))
+            await until(
+                lambda: any("b" in flags for each, flags in clients().items() if each not in others), "the wait"
+            )
+            async with asyncio.timeout(RETRY_FOR):
+                yield taking
+
+
+async def test_queue_is_heard_of_whose_only_id_is_given_back(pairing: Pairing, monkeypatch: pytest.MonkeyPatch) -> None:
+    received, gate, fetch = asyncio.Event(), asyncio.Event(), PostgresPool.fetch
+
+    async def wait_at_gate(pool: PostgresPool, statement: NumberedStatement, **values: Any) -> Rows:
+        if statement.name == "claim_ids" and values["worker"] == "w":
+            received.set()
+            await gate.wait()
+        return await fetch(pool, statement, **values)
+
+    monkeypatch.setattr(PostgresPool, "fetch", wait_at_gate)
+    async with pairing.app() as app:
+        store = await app.open_store()
+        (job_id,) = await put(store, new_job(queue="rare", max_attempts=1))
+        claiming = asyncio.create_task(take(store, 1, capacity={EVERY_QUEUE: 1}, max_must_start=0))
+        await received.wait()
+        async with waiting_for_every_queue(pairing) as taking:
+            gate.set()
+            assert (await claiming, await taking) == ([], [job_id])
+
+
+async def test_queue_is_heard_of_in_which_a_sweep_finds_ids(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.open_store()
+        await put(store, new_job(queue="rare"))
+        assert len(await take(store, capacity={EVERY_QUEUE: 9})) == 1
+        async with pairing.app(transport="none") as program, waiting_for_every_queue(pairing) as taking:
+            (job_id,) = await put(await program.open_store(), new_job(queue="rare"))
+            pairing.push(job_id, queue="rare")
+            await store.maintenance.reannounce()
+            assert await taking == [job_id]
 
 
 async def test_deliveries_without_free_capacity_go_to_other_workers(pairing: Pairing) -> None:

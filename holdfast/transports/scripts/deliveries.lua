@@ -13,17 +13,21 @@ end
 redis.call('EXPIRE', key, UNUSED_SECONDS)
 return count
 
--- name: publish
--- Pushes the ids of each queue. Consumers of every queue block on `default`, on active queues, and on `@new_queues`,
--- which receives the names of queues that become active.
+-- fragment: activation
+-- Consumers of every queue block on `default`, on active queues, and on `@new_queues`, which receives the names of queues
+-- that become active.
+local function activate(queue, ids)
+    if ids > 0 and queue ~= 'default' and redis.call('SADD', ACTIVE, queue) == 1 then
+        announce_queue(queue, math.min(16, ids))
+    end
+end
+
+-- name: publish (activation)
+-- Pushes the ids of each queue.
 each_group(2, function(queue, from, to)
     push(queue, from, to)
-    if queue ~= 'default' then
-        redis.call('ZADD', QUEUES, seconds(), queue)
-        if redis.call('SADD', ACTIVE, queue) == 1 then
-            announce_queue(queue, math.min(16, to - from + 1))
-        end
-    end
+    if queue ~= 'default' then redis.call('ZADD', QUEUES, seconds(), queue) end
+    activate(queue, to - from + 1)
 end)
 
 -- name: backlog
@@ -162,7 +166,7 @@ take_round_robin(listed, last_listed)
 take_round_robin(unlisted, last_unlisted)
 return found
 
--- name: maintain
+-- name: maintain (activation)
 -- SILENCE in milliseconds, and queues: reclaims deliveries of silent consumers; returns triples of QUEUE, RECEIPT, ID.
 -- Removes unused queues.
 local found = {}
@@ -174,7 +178,7 @@ for at = 3, #ARGV do
         found[#found + 1] = each[1]
         found[#found + 1] = each[2]
     end
-    if length(queue) > 0 then redis.call('SADD', ACTIVE, queue) end -- another client may have pushed
+    activate(queue, length(queue)) -- another client may have pushed
     if tonumber(redis.call('ZSCORE', QUEUES, queue) or oldest_use) < oldest_use
         and redis.call('EXISTS', key_of(READY, queue)) == 0 then
         redis.call('ZREM', QUEUES, queue)
@@ -193,9 +197,9 @@ each_group(2, function(queue, from, to)
     end)
 end)
 
--- name: nack
+-- name: nack (activation)
 -- QUEUE, NUMBER and that many values, receipts and ids in turn: gives deliveries back for another consumer.
 each_group(2, function(queue, from, to)
     nack(queue, from, to)
-    redis.call('SADD', ACTIVE, queue)
+    activate(queue, (to - from + 1) / 2)
 end)

@@ -105,7 +105,8 @@ class RedisTransport(ABC):
         returned: dict[str, list[Argument]] = {}
         for each in deliveries:
             returned.setdefault(each.queue, []).extend((each.receipt, each.job_id))
-        await self.run_grouped("nack", returned)
+        for queue, words in returned.items():  # whole: a part would go in front of the one before
+            await self.run("nack", queue, len(words), *words)
 
     async def queue_backlogs(self, queues: Sequence[str]) -> dict[str, int]:
         found: dict[str, int] = {}

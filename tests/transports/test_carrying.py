@@ -288,6 +288,14 @@ async def test_deliveries_without_free_capacity_go_to_other_workers(pairing: Pai
         assert await take(await other.open_store()) == [job_id]
 
 
+async def test_many_deliveries_are_given_back_in_order(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.open_store()
+        ids = await put(store, *[new_job(max_attempts=1) for _ in range(1200)])
+        assert await take(store, 1200, max_must_start=0) == []
+        assert pairing.waiting() == ids
+
+
 async def test_closing_a_store_returns_its_deliveries(pairing: Pairing) -> None:
     async with pairing.app() as other:
         async with pairing.app() as app:

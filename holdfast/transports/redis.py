@@ -84,7 +84,7 @@ class RedisTransport(ABC):
 
     async def close(self) -> None:
         while self._readers:
-            self._readers.pop().close()
+            self._readers.pop().wire.close()
         await self.pool.close()
 
     # ── ids come and go ───────────────────────────────────────────────────────────────────────────────────────
@@ -163,11 +163,12 @@ class RedisTransport(ABC):
         try:
             while (left := deadline - loop.time()) > 0 and not stop.is_set():
                 watched = await self._watched(queues, closed)
+                self._readers = [each for each in self._readers if each.wire.is_connected]
                 reader = self._readers.pop() if self._readers else await self._open_reader()
                 try:
                     found = await self._block(reader, watched, min(left, _BLOCK), stop)
                 except BaseException:
-                    reader.close()
+                    reader.wire.close()
                     raise
                 self._readers.append(reader)
                 if found is not None:
@@ -213,13 +214,13 @@ class BlockingReader:
 
     def __init__(self, wire: RedisConnection, pool: RedisPool, number: int) -> None:
         """``number``: by which another connection can unblock this one."""
-        self._wire = wire
+        self.wire = wire
         self._pool = pool
         self._number = number
 
     async def read_blocking(self, *words: Argument, seconds: float, stop: asyncio.Event) -> Any:
         """Returns the answer to a command that blocks for ``seconds``; earlier on ``stop``, without losing messages."""
-        answering = self._wire.send_command(*words)
+        answering = self.wire.send_command(*words)
         stopping = asyncio.ensure_future(stop.wait())
         try:
             async with asyncio.timeout(seconds + _BLOCK_MARGIN) as deadline:
@@ -233,10 +234,6 @@ class BlockingReader:
             stopping.cancel()
             if not answering.cancel():
                 answering.exception()  # retrieved, else asyncio logs it
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._wire.close()
 
 
 def deliveries_of(flat: Sequence[bytes]) -> list[Delivery]:

@@ -16,6 +16,7 @@ from holdfast.stores.base import Store
 from tests.support.fault_proxy import FaultProxy
 from tests.transports.support import (
     QUICK,
+    RETRY_FOR,
     Pairing,
     Recorder,
     claim,
@@ -167,6 +168,21 @@ async def test_connections_that_are_cut_lose_nothing(rough: Pairing) -> None:
             rough.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             await asyncio.sleep(0.02)
         await until(lambda: len(done) == 100, "the jobs")
+
+
+async def test_connections_that_are_cut_between_waits_are_no_absence(rough: Pairing) -> None:
+    """A server with a ``timeout`` cuts those of a worker that is busy for longer."""
+    async with rough.app() as app:
+        store, events = await app.open_store(), Recorder(app)
+        for _ in range(3):
+            waiting = asyncio.create_task(store.queueing.wait(["queue:default"], timeout=3600))
+            ids = await put(store)
+            async with asyncio.timeout(RETRY_FOR):
+                await waiting
+            assert await take(store) == ids
+            rough.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await asyncio.sleep(0.1)  # the ends of the connections are here: they are read in the loop's next round
+        assert events.of(TransportAway) == []
 
 
 async def test_key_of_another_type_is_reported_and_left_untouched(rough: Pairing) -> None:

@@ -31,9 +31,9 @@ async def test_server_failure_during_a_nudge_leaves_no_unretrieved_error(redis_o
     redis_of_its_own.kill()
     with pytest.raises(Unavailable):
         await asking
-    reader.close()
+    wire.close()
     await pool.close()
-    del asking, wire
+    del asking, reader, wire
     gc.collect()
     await asyncio.sleep(0)
     assert unseen == []

@@ -210,7 +210,7 @@ class RedisTransport(ABC):
 
 
 class BlockingReader:
-    """A dedicated connection for blocking reads, which can be stopped without losing a message."""
+    """A connection for blocking reads. Stopping one loses no message, unless the server cannot be reached then."""
 
     def __init__(self, wire: RedisConnection, pool: RedisPool, number: int) -> None:
         """``number``: by which another connection can unblock this one."""
@@ -219,7 +219,7 @@ class BlockingReader:
         self._number = number
 
     async def read_blocking(self, *words: Argument, seconds: float, stop: asyncio.Event) -> Any:
-        """Returns the answer to a command that blocks for ``seconds``; earlier on ``stop``, without losing messages."""
+        """Returns the answer to a command that blocks for ``seconds``; ``stop`` unblocks it, and its answer counts."""
         answering = self.wire.send_command(*words)
         stopping = asyncio.ensure_future(stop.wait())
         try:

@@ -346,7 +346,7 @@ class ClaimByIds(msgspec.Struct, frozen=True):
     """Result of a claim of delivered ids. ``claim.refused`` counts ids that can no longer be claimed."""
 
     claim: Claim
-    left: dict[str, str]  # ready jobs that were not claimed, and their queues: paused, or no capacity
+    unclaimed: dict[str, str]  # ready jobs that were not claimed, and their queues: paused, or no capacity
     paused: frozenset[str]  # all paused queues
 
 

@@ -15,7 +15,7 @@ class TransportQueries(Protocol):
 
     async def claim_ids(self, request: ClaimRequest) -> ClaimByIds:
         """``claim`` of the ids in ``request.ids``, each in its canonical form. Makes no due job ready; if one is due,
-        ``next_due`` is 0. ``left``: ready jobs not claimed, with their queues. ``paused``: all paused queues."""
+        ``next_due`` is 0. ``unclaimed``: ready jobs that were not, with their queues. ``paused``: all paused queues."""
 
     async def claim_limited(self, request: ClaimRequest) -> Claim | None:
         """``claim`` of jobs under limits alone, which are not claimed by their ids. None: the latest claim saw no such

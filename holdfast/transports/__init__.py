@@ -1,12 +1,13 @@
 """Transports: Redis tells workers of ready jobs, while PostgreSQL holds the jobs.
 
-transport_store.py  a store whose ready jobs' ids a transport carries: it announces them, and claims arrived ids
-claiming.py         one claim of arrived ids
-session.py          the deliveries of one event loop, and whether the transport is there
-reconciler.py       the sweep: lost ids are announced again
-contract.py         the contract of a transport, and the names of its keys
-redis.py            a list of ids a queue, or a stream of them read by a consumer group
-scripts/            Lua: the operations of each kind (list_stream.lua), and the steps made of it (deliveries.lua)
+transport_store.py       a store whose ready jobs' ids a transport carries: it announces them, and claims arrived ids
+claiming.py              one claim of arrived ids
+alternating_claiming.py  claims of arrived ids, and of jobs under limits
+session.py               the deliveries of one event loop, and whether the transport is there
+reconciler.py            the sweep: lost ids are announced again
+contract.py              the contract of a transport, and the names of its keys
+redis.py                 a list of ids a queue, or a stream of them read by a consumer group
+scripts/                 Lua: the operations of each kind (list_stream.lua), and the steps made of it (deliveries.lua)
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TransportConfig(NamedTuple):
 def with_transport(
     store: Store, config: TransportConfig, *, lease: timedelta, in_flight: DeliveryLedger, emit: Callable[[Event], None]
 ) -> Store:
-    """``store``, whose ready jobs' ids that transport carries. It must be an TransportableStore.
+    """``store``, whose ready jobs' ids that transport carries. It must be a TransportableStore.
 
     ``lease``: how long a consumer with deliveries may be silent. ``in_flight`` is shared by the stores of an
     application. ``emit`` receives an event when the transport leaves and when it is back.

@@ -67,14 +67,14 @@ class Claiming:
         )
 
     async def _rounds(self) -> None:
-        many = promoted = False
+        mostly_stale = promoted = False
         for number in range(_ROUNDS):
-            deliveries = await self._receive(many=many, first=number == 0)
+            deliveries = await self._receive(mostly_stale=mostly_stale, first=number == 0)
             if number and not deliveries and not promoted:
                 return
             discarded, paused = self._discarded, self._session.paused
             await self._claim(deliveries)
-            many = self._discarded - discarded > len(deliveries) // 2
+            mostly_stale = self._discarded - discarded > len(deliveries) // 2
             promoted = await self._promote()
             more = deliveries or not paused <= self._session.paused
             if self._stopped_at_last_attempt:
@@ -92,17 +92,17 @@ class Claiming:
     def _room(self) -> int:
         return self._request.limit - len(self._jobs)
 
-    async def _receive(self, *, many: bool, first: bool) -> list[Delivery]:
+    async def _receive(self, *, mostly_stale: bool, first: bool) -> list[Delivery]:
         capacity, session = self._capacity, self._session
         deliveries: list[Delivery] = []
         if first:
             deliveries, rest = session.take_deliveries(capacity, self._room)
             self._returned += rest
-        limit = _RECEIVE_BATCH if many else self._room
-        if many:
+        limit = _RECEIVE_BATCH if mostly_stale else self._room
+        if mostly_stale:
             capacity = {queue: _RECEIVE_BATCH for queue, slots in capacity.items() if slots > 0}
         if self._room > len(deliveries) and any(capacity.values()):
-            arrived = session.transport.receive(capacity, limit=limit - len(deliveries), closed=session.paused)
+            arrived = session.transport.receive(capacity, limit=limit - len(deliveries), paused=session.paused)
             try:
                 deliveries += await session.call_transport(arrived)
             except Away:
@@ -151,7 +151,7 @@ class Claiming:
         for job in delivered.claim.jobs:
             self._in_flight.take(self._request.worker, job.lease, by_id.pop(job.id))
         self._expired += delivered.claim.expired
-        for job_id, queue in delivered.left.items():
+        for job_id, queue in delivered.unclaimed.items():
             delivery = by_id.pop(job_id)
             # A job moved to another queue was published there: given back here, it would return for ever.
             (self._returned if delivery.queue == queue else self._unusable).append(delivery)
@@ -173,8 +173,6 @@ class Claiming:
     async def _return_unused(self) -> None:
         """Gives back deliveries that other workers can claim, in order, and acknowledges the rest."""
         session = self._session
-        if self._returned:
-            await session.try_call(session.transport.nack(self._returned))
-        if self._unusable:
-            await session.try_call(session.transport.ack(self._unusable))
+        await session.try_call(session.transport.nack(self._returned))
+        await session.try_call(session.transport.ack(self._unusable))
         await session.set_aside(self._malformed)

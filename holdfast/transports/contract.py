@@ -35,11 +35,11 @@ class Transport(Protocol):
     async def publish(self, ready: Mapping[str, Sequence[str]]) -> None:
         """Publishes ready jobs, by queue and in this order."""
 
-    async def receive(self, capacity: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
-        """Returns deliveries in the order of arrival: up to the wanted number of each queue, none of ``closed``."""
+    async def receive(self, capacity: Mapping[str, int], *, limit: int, paused: Collection[str]) -> list[Delivery]:
+        """Returns deliveries in the order of arrival: up to the wanted number of each queue, none of ``paused``."""
 
     async def listen(
-        self, queues: Sequence[str], *, closed: Collection[str], timeout: float, stop: asyncio.Event
+        self, queues: Sequence[str], *, paused: Collection[str], timeout: float, stop: asyncio.Event
     ) -> list[Delivery]:
         """Wait until something arrives for one of the queues, for ``timeout`` seconds or until ``stop`` is set, and
         take it. Do not cancel it: that may lose a delivery."""
@@ -65,7 +65,7 @@ class Transport(Protocol):
     async def peek(self, queue: str, *, limit: int) -> tuple[list[str], int]:
         """Returns the next ids of the queue, and the number of ids from ``republish`` that may still wait."""
 
-    async def republish(self, queue: str, passed: Overtaken) -> int:
+    async def republish(self, queue: str, overtaken: Overtaken) -> int:
         """Announce overtaken jobs, but for ids that may still wait since the last time; how many that were."""
 
     async def dead_letter(self, dead: Mapping[str, Sequence[str]]) -> None:

@@ -91,10 +91,10 @@ class RedisTransport(ABC):
     async def publish(self, ready: Mapping[str, Sequence[str]]) -> None:
         await self.run_grouped("publish", ready)
 
-    async def receive(self, capacity: Mapping[str, int], *, limit: int, closed: Collection[str]) -> list[Delivery]:
+    async def receive(self, capacity: Mapping[str, int], *, limit: int, paused: Collection[str]) -> list[Delivery]:
         slots = [word for queue, number in capacity.items() for word in (queue, number)]
         flat = await self.run(
-            "receive", limit, self._last_queues[True], self._last_queues[False], len(closed), *closed, *slots
+            "receive", limit, self._last_queues[True], self._last_queues[False], len(paused), *paused, *slots
         )
         deliveries = deliveries_of(flat)
         for each in deliveries:
@@ -156,13 +156,13 @@ class RedisTransport(ABC):
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
     async def listen(
-        self, queues: Sequence[str], *, closed: Collection[str], timeout: float, stop: asyncio.Event
+        self, queues: Sequence[str], *, paused: Collection[str], timeout: float, stop: asyncio.Event
     ) -> list[Delivery]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         try:
             while (left := deadline - loop.time()) > 0 and not stop.is_set():
-                watched = await self._watched(queues, closed)
+                watched = await self._watched(queues, paused)
                 self._readers = [each for each in self._readers if each.wire.is_connected]
                 reader = self._readers.pop() if self._readers else await self._open_reader()
                 try:
@@ -177,13 +177,13 @@ class RedisTransport(ABC):
             raise Unavailable(f"{self.place} cannot be reached: {' '.join(str(error).split())}") from error
         return []
 
-    async def _watched(self, queues: Sequence[str], closed: Collection[str]) -> list[str]:
+    async def _watched(self, queues: Sequence[str], paused: Collection[str]) -> list[str]:
         """The queues to block on; "" stands for notifications of new queues."""
         named = [queue for queue in queues if queue != "*"]
         if "*" in queues:
             known = map(text_of, await self.run("known_queues", _MAX_WATCHED))
             named = list(dict.fromkeys(["", *named, *known, "default"]))
-        return [queue for queue in named if queue not in closed]
+        return [queue for queue in named if queue not in paused]
 
     @abstractmethod
     async def _block(

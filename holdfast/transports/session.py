@@ -165,7 +165,7 @@ class TransportSession:
 
     async def _listen(self, queues: Sequence[str], timeout: float, stop: asyncio.Event) -> None:
         with suppress(Away):
-            arriving = self.transport.listen(queues, closed=self.paused, timeout=timeout, stop=stop)
+            arriving = self.transport.listen(queues, paused=self.paused, timeout=timeout, stop=stop)
             arrived = await self.without_malformed(await self.call_transport(arriving))
             self.buffered += arrived
             self.notifications = self.notifications or bool(arrived)

@@ -59,8 +59,8 @@ from holdfast.stores.forwarding import (
     ForwardingWorkflow,
 )
 from holdfast.stores.transportable import TransportableStore, TransportQueries
+from holdfast.transports.alternating_claiming import AlternatingClaiming, TransportAlternation
 from holdfast.transports.contract import Delivery, Transport
-from holdfast.transports.limited_claiming import LimitedClaiming, TransportAlternation
 from holdfast.transports.reconciler import Reconciler
 from holdfast.transports.session import Away, DeliveryLedger, TransportSession, run_checks
 
@@ -173,15 +173,14 @@ class TransportQueueing(ForwardingQueueing):
             session.capacity = request.capacity
             with suppress(Away):
                 alternation = self._transport.alternation
-                return await LimitedClaiming(self._queries, session, self._in_flight, alternation).run(request)
+                return await AlternatingClaiming(self._queries, session, self._in_flight, alternation).run(request)
         return await self._inner.claim(request)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         """Settle; then acknowledge, announce jobs that are ready again, and publish dead letters."""
         answers = await self._inner.settle(settlements)
-        over = self._in_flight.remove_leases([Lease(each.job_id, each.claims) for each in answers if not each.locked])
-        if over:
-            await self._session.try_call(self._session.transport.ack(over))
+        settled = [Lease(each.job_id, each.claims) for each in answers if not each.locked]
+        await self._session.try_call(self._session.transport.ack(self._in_flight.remove_leases(settled)))
         changed = [answer.job_id for answer in answers if answer.accepted and answer.state in _TO_ANNOUNCE]
         if changed:
             with suppress(HoldfastError):  # it is settled: a sweep does the rest
@@ -194,9 +193,9 @@ class TransportQueueing(ForwardingQueueing):
         """Renews leases; prolongs the deliveries of held ones and acknowledges those of lost ones."""
         reply = await self._inner.heartbeat(heartbeat, leases, lease_for=lease_for)
         lost = [lease for lease, status in zip(leases, reply.statuses, strict=True) if status is LeaseStatus.LOST]
-        over, touched = self._in_flight.remove_leases(lost), self._in_flight.unacked(heartbeat.worker, leases)
-        if over or touched:
-            self._transport.touch(touched, over)
+        finished, touched = self._in_flight.remove_leases(lost), self._in_flight.unacked(heartbeat.worker, leases)
+        if finished or touched:
+            self._transport.touch(touched, finished)
         return reply
 
     async def deregister(self, worker: str) -> None:
@@ -377,13 +376,12 @@ class TransportExternal(ForwardingExternal):
         self._transport = transport
 
     async def tx_outcome(self, lease: Lease) -> TxOutcome:
-        """Outcome of a job that its handler has ended; a delivery that is over is acknowledged."""
+        """Outcome of a job that its handler has ended; a delivery that is finished is acknowledged."""
         completion = await self._inner.tx_outcome(lease)
         if completion in (TxOutcome.COMMITTED, TxOutcome.LEASE_LOST):
             transport = self._transport()
-            over = transport.in_flight.remove_leases([lease])
-            if over:
-                await transport.session.try_call(transport.session.transport.ack(over))
+            finished = transport.in_flight.remove_leases([lease])
+            await transport.session.try_call(transport.session.transport.ack(finished))
         return completion
 
 
@@ -443,16 +441,16 @@ class _OpenTransport:
             await self.queries.wake_waiters([f"due:{queue}" for queue in {queue for queue, _ in due}])
         return {queue for queue, _ in located.values()}
 
-    def touch(self, live: Sequence[Delivery], over: Sequence[Delivery]) -> None:
+    def touch(self, live: Sequence[Delivery], finished: Sequence[Delivery]) -> None:
         """Prolongs and acknowledges deliveries in the background: a heartbeat does not wait for that."""
         if self._touching is None or self._touching.done():
-            self._touching = asyncio.create_task(self._touch(live, over), name="holdfast-transport-touch")
+            self._touching = asyncio.create_task(self._touch(live, finished), name="holdfast-transport-touch")
 
-    async def _touch(self, live: Sequence[Delivery], over: Sequence[Delivery]) -> None:
+    async def _touch(self, live: Sequence[Delivery], finished: Sequence[Delivery]) -> None:
         transport = self.session.transport
         with suppress(HoldfastError):  # claims and settlements report a transport that is away
             await transport.extend(live)
-            await transport.ack(over)
+            await transport.ack(finished)
 
 
 def _by_queue(located: Sequence[tuple[str, str]]) -> dict[str, list[str]]:

@@ -19,11 +19,11 @@ from holdfast.transports.session import DeliveryLedger, TransportSession
 class TransportAlternation:
     """Alternation of claims between jobs under limits and jobs under no limit."""
 
-    is_first = True
+    limited_first = True
     """The next claim begins with jobs under limits, since the last one began with a job under no limit."""
 
 
-class LimitedClaiming:
+class AlternatingClaiming:
     """Claims both kinds of jobs."""
 
     def __init__(
@@ -40,10 +40,10 @@ class LimitedClaiming:
 
     async def run(self, request: ClaimRequest) -> Claim:
         """Claims jobs. Raises Away if the transport is away and no job was claimed."""
-        limited_first = self._alternation.is_first
+        limited_first = self._alternation.limited_first
         limited = await self._queries.claim_limited(request) if limited_first else None
         if limited is not None and limited.jobs:
-            self._alternation.is_first = False
+            self._alternation.limited_first = False
             if len(limited.jobs) >= request.limit:
                 return limited
         rest = request if limited is None else reduce_request(request, limited.jobs, are_limited=True)
@@ -53,8 +53,8 @@ class LimitedClaiming:
             if limited is None or not limited.jobs:  # else the leases of the claimed jobs would be lost
                 raise
             return limited
-        if delivered.jobs and self._alternation.is_first == limited_first:
-            self._alternation.is_first = True
+        if delivered.jobs and self._alternation.limited_first == limited_first:
+            self._alternation.limited_first = True
         if limited is None and len(delivered.jobs) < request.limit:
             try:
                 limited = await self._queries.claim_limited(reduce_request(request, delivered.jobs, are_limited=False))

@@ -4,14 +4,14 @@ only wake-ups, and the sweep publishes lost ids again."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Unpack
 
 import msgspec
 
-from holdfast.core.clock import wait_first
+from holdfast.core.clock import run_first
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event
 from holdfast.core.fault_points import fault_point
@@ -25,7 +25,6 @@ from holdfast.core.models import (
     Lease,
     NewJob,
     QueueInfo,
-    ReplayRate,
     Settled,
     Settlement,
     Submitted,
@@ -35,7 +34,6 @@ from holdfast.core.schedule import ScheduleChange
 from holdfast.core.waits import ChildStatus
 from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerHeartbeat
 from holdfast.stores.base import (
-    AT_ONCE,
     Admin,
     ClaimRequest,
     External,
@@ -43,6 +41,7 @@ from holdfast.stores.base import (
     Maintenance,
     Query,
     Queueing,
+    ReplayOptions,
     Schedules,
     Selection,
     Workflow,
@@ -211,14 +210,14 @@ class TransportQueueing(ForwardingQueueing):
         if not queues:
             await self._inner.wait(topics, timeout=timeout)
         elif session.away:
-            await _first_of(self._inner.wait(topics, timeout=timeout), session.back.wait())
+            await run_first(self._inner.wait(topics, timeout=timeout), session.back.wait())
         elif session.notifications:
             session.notifications = False
         else:
             others = [topic for topic in topics if not topic.startswith("queue:")]
             waits = [self._inner.wait([*others, *(f"due:{queue}" for queue in queues)], timeout=timeout)]
             wanted = session.queues_with_room(queues)
-            await _first_of(*waits, *([session.listen(wanted, timeout)] if wanted else []))
+            await run_first(*waits, *([session.listen(wanted, timeout)] if wanted else []))
             await session.stop_listening()
             session.notifications = False
 
@@ -282,20 +281,9 @@ class TransportAdmin(ForwardingAdmin):
         self._queries = transport.queries
         self._transport = transport
 
-    async def replay(
-        self,
-        selection: Selection,
-        *,
-        force: bool = False,
-        payload: str | None = None,
-        from_step: int | None = None,
-        limit: int = 1000,
-        pace: ReplayRate = AT_ONCE,
-    ) -> BulkResult:
+    async def replay(self, selection: Selection, **options: Unpack[ReplayOptions]) -> BulkResult:
         """Queue again, announce, and take dead letters off their list."""
-        operated = await self._inner.replay(
-            selection, force=force, payload=payload, from_step=from_step, limit=limit, pace=pace
-        )
+        operated = await self._inner.replay(selection, **options)
         if operated.changed:
             with suppress(HoldfastError):  # done: a sweep does the rest
                 queues = await self._transport.announce_changes([job_id for job_id, _ in operated.changed])
@@ -459,13 +447,3 @@ def _by_queue(located: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     for queue, job_id in located:
         found.setdefault(queue, []).append(job_id)
     return found
-
-
-async def _first_of(*calls: Coroutine[Any, Any, object]) -> None:
-    """Waits for the first of the calls and cancels the others."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        await wait_first(*tasks)
-    finally:
-        for each in tasks:
-            each.cancel()

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -68,17 +68,6 @@ Selection = Sequence[str] | JobFilter
 
 AT_ONCE = ReplayRate()
 """All of them now."""
-
-
-class ReplayOptions(TypedDict, total=False):
-    """Arguments of ``Admin.replay``, for stores that pass them on."""
-
-    force: bool
-    payload: str | None
-    from_step: int | None
-    limit: int
-    pace: ReplayRate
-
 
 EVERY_QUEUE = "*"
 """In ``ClaimRequest.capacity``: the queues that it does not name, served round robin; they share its slots."""

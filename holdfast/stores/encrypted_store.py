@@ -58,7 +58,7 @@ from holdfast.core.waits import (
     signal_result,
     signal_value,
 )
-from holdfast.stores.base import ClaimRequest, External, ReplayOptions, Selection, StatementFlow, Store
+from holdfast.stores.base import ClaimRequest, External, Selection, StatementFlow, Store
 from holdfast.stores.forwarding import (
     ForwardingAdmin,
     ForwardingExternal,
@@ -67,6 +67,7 @@ from holdfast.stores.forwarding import (
     ForwardingSchedules,
     ForwardingStore,
     ForwardingWorkflow,
+    ReplayOptions,
 )
 
 READABLE_TASKS = frozenset({BATCH_TASK, FAULTS_TASK, ALERTS_SCHEDULE})

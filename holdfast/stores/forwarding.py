@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from holdfast.core.batches import BatchProgress
 from holdfast.core.error_groups import FailedJob
@@ -29,6 +29,7 @@ from holdfast.core.models import (
     NewJob,
     Page,
     QueueInfo,
+    ReplayRate,
     Settled,
     Settlement,
     Step,
@@ -49,7 +50,6 @@ from holdfast.stores.base import (
     Maintenance,
     Query,
     Queueing,
-    ReplayOptions,
     Schedules,
     Selection,
     StatementFlow,
@@ -190,6 +190,16 @@ class ForwardingMaintenance:
 
     async def reannounce(self) -> int:
         return await self._intercept("reannounce", self._inner.reannounce)
+
+
+class ReplayOptions(TypedDict, total=False):
+    """Arguments of ``Admin.replay``, for stores that pass them on."""
+
+    force: bool
+    payload: str | None
+    from_step: int | None
+    limit: int
+    pace: ReplayRate
 
 
 class ForwardingAdmin:

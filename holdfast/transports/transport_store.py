@@ -41,7 +41,6 @@ from holdfast.stores.base import (
     Maintenance,
     Query,
     Queueing,
-    ReplayOptions,
     Schedules,
     Selection,
     Workflow,
@@ -56,6 +55,7 @@ from holdfast.stores.forwarding import (
     ForwardingSchedules,
     ForwardingStore,
     ForwardingWorkflow,
+    ReplayOptions,
 )
 from holdfast.stores.transportable import TransportableStore, TransportQueries
 from holdfast.transports.alternating_claiming import AlternatingClaiming, TransportAlternation

@@ -37,17 +37,7 @@ from holdfast.core.schedule import ScheduleChange
 from holdfast.core.steps import NewStep
 from holdfast.core.waits import ChildStatus, JobWaits, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.core.workers import HeartbeatReply, WorkerHeartbeat
-from holdfast.stores.base import (
-    Admin,
-    ClaimRequest,
-    Maintenance,
-    Query,
-    Queueing,
-    ReplayOptions,
-    Schedules,
-    Selection,
-    Workflow,
-)
+from holdfast.stores.base import Admin, ClaimRequest, Maintenance, Query, Queueing, Schedules, Selection, Workflow
 from holdfast.stores.forwarding import (
     ForwardingAdmin,
     ForwardingMaintenance,
@@ -55,6 +45,7 @@ from holdfast.stores.forwarding import (
     ForwardingQueueing,
     ForwardingSchedules,
     ForwardingWorkflow,
+    ReplayOptions,
 )
 from holdfast.stores.redis.pool import parse_url
 from holdfast.stores.redis.store import RedisStore

@@ -166,7 +166,7 @@ class LimitManager:
             if revision is not None:
                 return replace(limit, revision=revision)
             limit = await self._get(name)
-        raise _lost_race(name)
+        raise lost_race(f"limit {name}")
 
     def check_declared(self, declared: Mapping[str, Limit]) -> None:
         """Raises `ConfigError` for a limit that names an argument which its task does not take."""
@@ -199,7 +199,7 @@ class LimitManager:
                     await _assign(store, limit.queue, limit.task)
         for draft in refused:  # one that was removed just now may have stood in its way
             if problem := await self._declare(draft, owner):
-                remedy = "correct its declaration, and restart the worker"
+                remedy = "correct it, and restart the worker"
                 name = f"limit {draft.name}"
                 self._app.events.emit(DeclarationIgnored(declared=name, problem=problem, remedy=remedy))
 
@@ -208,7 +208,7 @@ class LimitManager:
         try:
             self._check_argument(draft)
             await self._change(draft.name, _declaring(replace(draft, owner=owner), self._app.events))
-        except Invalid as error:
+        except (Invalid, Conflict) as error:
             return str(error)
         return ""
 
@@ -259,11 +259,7 @@ class LimitManager:
                 self._app.forget_limits()
                 changed = replace(changed, revision=revision)
             return await _finish_assignment(store, changed)
-        raise _lost_race(name)
-
-
-def _lost_race(name: str) -> Conflict:
-    return Conflict(f"limit {name} is changed by others at this moment; try again")
+        raise lost_race(f"limit {name}")
 
 
 async def _finish_assignment(store: Store, limit: Limit) -> Limit:
@@ -390,6 +386,11 @@ def check_replacement(what: str, known: Limit | Schedule, *, replace_existing: b
         raise Conflict(f"{what} is declared in code; change it there, or choose another name")
     if not replace_existing:
         raise Conflict(f"{what} exists; change or remove it, or replace it (--replace, replace_existing=True)")
+
+
+def lost_race(what: str) -> Conflict:
+    """Returns the error of a change that others came before, each time, or that a spoiled document prevents."""
+    return Conflict(f"{what} is changed by others at this moment, or stored and cannot be read; try again")
 
 
 def warn_of_foreign(what: str, known: Limit | Schedule, events: Events) -> None:

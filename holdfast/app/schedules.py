@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.app.handle import JobHandle, JobOwner
-from holdfast.app.limits import check_replacement, found_definition, warn_of_foreign
+from holdfast.app.limits import check_replacement, found_definition, lost_race, warn_of_foreign
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.events import DeclarationIgnored, Events
@@ -23,6 +23,7 @@ from holdfast.core.schedule import (
     ALERTS_SCHEDULE,
     MAX_BACKFILL,
     MAX_CATCH_UP,
+    MAX_JITTER,
     Overlap,
     Schedule,
     ScheduleChange,
@@ -103,7 +104,7 @@ def draft_schedule(name: str, job: NewJob, options: ScheduleOptions, *, owner: s
         else parse_count(options.max_runs, "max_runs", least=1, most=1_000_000_000, text=False),
         owner=owner,
     )
-    if schedule.jitter_us > timedelta(days=1) // MICROSECOND:
+    if schedule.jitter_us > MAX_JITTER // MICROSECOND:
         raise Invalid("jitter", str(options.jitter), "give at most 1 day")
     if job.expires_in is not None and job.expires_in <= schedule.jitter_us * MICROSECOND:
         raise Invalid("expires", str(job.expires_in), f"give more than the jitter, {options.jitter}")
@@ -272,7 +273,12 @@ class ScheduleManager:
         """
         owner = self._app.settings.schedule_owner or _OWNED
         for name, draft in declared.items():
-            await self._change(name, _declaring(replace(draft, owner=owner), self._app.events))
+            try:
+                await self._change(name, _declaring(replace(draft, owner=owner), self._app.events))
+            except Conflict as error:
+                remedy = "correct it, and restart the worker"
+                declared_name = f"schedule {name}"
+                self._app.events.emit(DeclarationIgnored(declared=declared_name, problem=str(error), remedy=remedy))
         store = await self._app.open_store()
         after = ""
         while page := await store.schedules.read_schedules(after=after, limit=_PAGE):
@@ -313,7 +319,7 @@ class ScheduleManager:
             )
             if revision is not None:
                 return replace(changed, revision=revision)
-        raise Conflict(f"schedule {name} is changed by others at this moment; try again")
+        raise lost_race(f"schedule {name}")
 
     async def _started(self, schedule: Schedule) -> Schedule:
         """The schedule with its intervals counted from now, and its first tick."""

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.models import Job, NewJob
-from holdfast.core.validation import value_at
+from holdfast.core.validation import decode_stored, value_at
 
 MAX_LIMITS = 1000
 """Limits of one store."""
@@ -35,6 +35,7 @@ SEPARATOR = "\x1f"
 """Between the buckets of a partition."""
 KEEPS_START_TAG = 0
 """Answer of ``Admission.admit``: the partition keeps its start tag; a bucket has no room, or is reserved."""
+_Count = Annotated[int, Meta(ge=1, le=1 << 62)]
 _MAX_VALUE = 64  # characters of a key's value in a bucket's name; a longer one is hashed
 
 
@@ -47,13 +48,13 @@ class LimitValues(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     depth: jobs that may wait; submissions beyond it are refused.
     """
 
-    concurrency: int | None = None
-    rate: int | None = None
-    period_us: int = 1_000_000
-    burst: int = 1
-    weight: int | str = 1
-    shares: dict[str, int] = {}
-    depth: int | None = None
+    concurrency: _Count | None = None
+    rate: _Count | None = None
+    period_us: _Count = 1_000_000
+    burst: _Count = 1
+    weight: _Count | str = 1
+    shares: dict[str, Annotated[int, Meta(ge=1, le=MAX_SHARE)]] = {}
+    depth: _Count | None = None
 
     @property
     def fill_time_us(self) -> int | None:
@@ -166,8 +167,8 @@ _decode = msgspec.json.Decoder(Limit).decode
 
 
 def decode_limits(rows: Iterable[Sequence[Any]]) -> list[Limit]:
-    """Limits from document and revision of each."""
-    return [msgspec.structs.replace(_decode(document), revision=revision) for document, revision in rows]
+    """Limits of documents and revisions, but for spoiled ones: see ``decode_stored``."""
+    return decode_stored("limit", _decode, rows)
 
 
 class LimitTable:

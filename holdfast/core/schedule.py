@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from cronsim import CronSim, CronSimError
+from msgspec import Meta
 from msgspec.structs import replace
 
 from holdfast.core.encryption import require_decrypted
 from holdfast.core.errors import Invalid
 from holdfast.core.models import MICROSECOND, NewJob, Options, to_datetime, to_microseconds
+from holdfast.core.validation import decode_stored
 
 MAX_CATCH_UP = 100
 """Missed runs that a schedule can make up for at once."""
@@ -35,8 +36,12 @@ ON_TIME = timedelta(seconds=60)
 ALERTS_SCHEDULE = "holdfast.alerts"
 """Schedule that never runs: its document keeps the alerts (`core.alerts`), so lists leave it out."""
 MIN_INTERVAL, MAX_INTERVAL = timedelta(seconds=1), timedelta(days=3660)
+MAX_JITTER = timedelta(days=1)
 _ROUND = 1000  # ticks that are looked at one by one before a long gap is jumped over
 _MAX_YEAR = 9000  # of an instant that a calendar can still count from
+_Instant = Annotated[int, Meta(ge=0, le=to_microseconds(datetime(_MAX_YEAR, 1, 1, tzinfo=UTC)))]
+_Interval = Annotated[int, Meta(ge=MIN_INTERVAL // MICROSECOND, le=MAX_INTERVAL // MICROSECOND)]
+_Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Overlap(StrEnum):
@@ -60,20 +65,20 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: NewJob
     cron: str | None = None
     zone: str = "UTC"
-    every_us: int | None = None
-    at_us: int | None = None
-    start_us: int = 0  # intervals are counted from here
-    catch_up: int = 1
+    every_us: _Interval | None = None
+    at_us: _Instant | None = None
+    start_us: _Instant = 0  # intervals are counted from here
+    catch_up: Annotated[int, Meta(ge=0, le=MAX_CATCH_UP)] = 1
     overlap: Overlap = Overlap.ALLOW
-    jitter_us: int = 0
-    max_runs: int | None = None
+    jitter_us: Annotated[int, Meta(ge=0, le=MAX_JITTER // MICROSECOND)] = 0
+    max_runs: _Count | None = None
     owner: str | None = None
     paused: bool = False
-    next_us: int | None = None
-    runs: int = 0
-    missed: int = 0  # ticks whose job was never submitted: too late, or more than ``catch_up``
-    skipped: int = 0  # ticks whose job was not submitted because of ``overlap`` or a unique key
-    last_us: int | None = None  # the latest tick whose job was submitted
+    next_us: _Instant | None = None
+    runs: _Count = 0
+    missed: _Count = 0  # ticks whose job was never submitted: too late, or more than ``catch_up``
+    skipped: _Count = 0  # ticks whose job was not submitted because of ``overlap`` or a unique key
+    last_us: _Instant | None = None  # the latest tick whose job was submitted
     last_job: str | None = None
     revision: int = 0
 
@@ -298,13 +303,17 @@ def encode_schedule(schedule: Schedule) -> str:
     return _encode(replace(schedule, revision=0)).decode()
 
 
-def decode_schedules(rows: Iterable[tuple[str | bytes, int]]) -> list[Schedule]:
-    """Schedules of documents and revisions. One that another program spoiled is left out, with a warning."""
-    schedules = []
-    for document, revision in rows:
+def decode_schedules(rows: Iterable[Sequence[Any]]) -> list[Schedule]:
+    """Schedules of documents and revisions, but for spoiled ones: see ``decode_stored``."""
+    return decode_stored("schedule", _decode_with_ticks, rows)
+
+
+def _decode_with_ticks(document: str | bytes) -> Schedule:
+    """The schedule of a document; ValueError for one whose ticks cannot be computed."""
+    schedule = _decode(document)
+    if schedule.cron is not None or schedule.every_us is schedule.at_us is None:
         try:
-            schedules.append(replace(_decode(document), revision=revision))
-        except msgspec.MsgspecError as error:
-            text = "a stored schedule cannot be read, and makes no jobs: %s; remove and add it again"
-            logging.getLogger(__name__).warning(text, error)
-    return schedules
+            CronSim(schedule.cron or "", to_datetime(0))
+        except CronSimError as error:
+            raise ValueError(f"{schedule.name}: {error}") from None
+    return schedule

@@ -11,16 +11,21 @@ import functools
 import inspect
 import ipaddress
 import json
+import logging
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec, TypeVar
 
+import msgspec
+from msgspec.structs import replace
+
 from holdfast.core.errors import Invalid, TooLarge
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_KEY_LENGTH = 512
 """Characters of an idempotency key."""
@@ -177,6 +182,19 @@ def is_too_deep(value: object) -> bool:
             return False
         level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
     return True
+
+
+def decode_stored(kind: str, decode: Callable[[str | bytes], S], rows: Iterable[Sequence[Any]]) -> list[S]:
+    """Schedules or limits of their documents and revisions. One that another program spoiled is left out, with a
+    warning: it cannot be read, or computed with."""
+    found = []
+    for document, revision in rows:
+        try:
+            found.append(replace(decode(document), revision=int(revision)))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            text = "a stored %s cannot be read, and is left out: %s; remove its row, and add it again"
+            logging.getLogger(__name__).warning(text, kind, error)
+    return found
 
 
 def parse_instant(value: object, field: str = "run_at") -> datetime:

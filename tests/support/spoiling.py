@@ -34,6 +34,19 @@ def spoil(url: str, job_id: str, **changes: Any) -> None:
     by_hand(url, statement, **changes, id=job_id)
 
 
+def spoil_document(url: str, kind: str, name: str, document: str) -> None:
+    """Write the document of a "schedule" or "limit"; its revision stays."""
+    if url.startswith("redis:"):
+        keys = Keys(url)
+        revision = keys.hget(f"{kind}s", name).partition(" ")[0]
+        keys.hset(f"{kind}s", name, f"{revision} {document}")
+        keys.client.close()
+        return
+    is_sqlite = url.startswith("sqlite:")
+    table = f"holdfast_{kind}" if is_sqlite else "job_limit" if kind == "limit" else kind
+    by_hand(url, f"update {table} set document = :document where name = :name", document=document, name=name)  # noqa: S608
+
+
 def by_hand(url: str, statement: str, **values: Any) -> None:
     """Run a statement, in SQLite's words, on either SQL store's ``holdfast_job``."""
     if url.startswith("sqlite:"):

@@ -243,7 +243,7 @@ async def test_unreadable_alerts_are_forgotten_and_sent_again(open_app: Any, rec
         await app.alerts.evaluate_rules()
         store = await app.open_store()
         (known,) = await store.schedules.read_schedules(ALERTS_SCHEDULE)
-        spoiled = replace(known, job=replace(known.job, payload="{}"), paused=False, every_us=1, at_us=None)
+        spoiled = replace(known, job=replace(known.job, payload="{}"), paused=False, every_us=60_000_000, at_us=None)
         await store.schedules.write_schedule(ScheduleChange(spoiled, known.revision))
         assert await app.alerts.find_active() == []
         assert len(await app.alerts.evaluate_rules()) == 1

@@ -285,6 +285,12 @@ def whole_number(text: bytes) -> int:
         return 0
 
 
+def split_documents(entries: Iterable[bytes | None]) -> Iterator[tuple[bytes, bytes]]:
+    """Document and revision of each ``REVISION DOCUMENT``; None is none."""
+    for revision, _, document in (entry.partition(b" ") for entry in entries if entry):
+        yield document, revision
+
+
 def fields_of(flat: Sequence[bytes]) -> Fields:
     """A hash from the flat list a script answers."""
     return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
-
-import msgspec
 
 from holdfast.core.limits import (
     Assigned,
@@ -25,7 +22,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script, split_parts
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
-from holdfast.stores.redis.encoding import Specs, decode_text, partition_field, span_us
+from holdfast.stores.redis.encoding import Specs, decode_text, partition_field, span_us, split_documents
 from holdfast.stores.redis.events import RedisQuery
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
@@ -38,13 +35,8 @@ _MAX_SCRIPTS = 50  # scripts of one ``assign_partitions``
 
 
 def limits_of(texts: Iterable[bytes]) -> list[Limit]:
-    """Limits by name, of ``REVISION DOCUMENT`` each. One that another program corrupted is left out."""
-    limits: list[Limit] = []
-    for text in texts:
-        revision, _, document = text.partition(b" ")
-        with suppress(msgspec.MsgspecError, ValueError):
-            limits += decode_limits([(document, int(revision))])
-    return sorted(limits, key=lambda limit: limit.name)
+    """Limits by name, of ``REVISION DOCUMENT`` each."""
+    return sorted(decode_limits(split_documents(texts)), key=lambda limit: limit.name)
 
 
 async def read_limits(pool: NamespacePool) -> list[Limit]:

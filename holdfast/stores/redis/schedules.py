@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core.models import NewJob
 from holdfast.core.schedule import DueSchedules, Schedule, ScheduleChange, decode_schedules, encode_schedule
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.connections.redis import Script
-from holdfast.stores.redis.encoding import refused_submission
+from holdfast.stores.redis.encoding import refused_submission, split_documents
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
@@ -71,7 +71,5 @@ class RedisSchedules:
         return DueSchedules(_schedules(due), int(now_us), int(float(next_us)) if next_us else None)
 
 
-def _schedules(entries: Sequence[bytes | None]) -> list[Schedule]:
-    """Schedules of ``REVISION DOCUMENT`` each."""
-    parts = [entry.partition(b" ") for entry in entries if entry]
-    return decode_schedules([(document, int(revision)) for revision, _, document in parts])
+def _schedules(entries: Iterable[bytes | None]) -> list[Schedule]:
+    return decode_schedules(split_documents(entries))

@@ -1,0 +1,66 @@
+"""Workers beside schedules and limits whose stored documents another program spoiled, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast import Holdfast
+from holdfast.core.events import DeclarationIgnored, StoreTrouble
+from holdfast.core.schedule import ScheduleChange
+from tests.support.spoiling import spoil_document
+from tests.worker.support import Recorder, harness
+
+MINUTE = 60
+
+
+async def test_spoiled_schedules_end_no_worker_and_hold_up_no_other(
+    app: Holdfast, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task("tick")
+    async def tick() -> None: ...
+
+    spoiled: list[dict[str, Any]] = [
+        {"cron": "99 * * * *"},
+        {"cron": None},
+        {"cron": None, "every_us": 0},
+        {"cron": None, "every_us": -1},
+        {"cron": None, "at_us": 1 << 62, "next_us": 1 << 62},
+        {"runs": 1 << 63},
+        {"jitter_us": -1},
+        {"catch_up": -1},
+    ]
+    async with harness(app) as harnessed:
+        store = await app.open_store()
+        for n, changes in enumerate(spoiled):
+            known = await app.schedules.add(f"spoiled-{n}", tick.new_job(), cron="* * * * *")
+            await store.schedules.write_schedule(ScheduleChange(replace(known, **changes), known.revision))
+        await app.schedules.add("sound", tick.new_job(), cron="* * * * *")
+        await harnessed.start()
+        await harnessed.advance(3 * MINUTE + 1)
+        assert not any(hand.running.done() for hand in harnessed._workers), "the worker has gone"
+        assert [(known.name, known.runs) for known in await app.schedules.find_all()] == [("sound", 3)]
+    assert "a stored schedule cannot be read, and is left out: spoiled-0: Bad minute" in caplog.text
+
+
+async def test_declared_schedule_and_limit_that_are_spoiled_hold_up_no_other(app: Holdfast, home: str) -> None:
+    @app.task("tick")
+    async def tick() -> None: ...
+
+    recorder = Recorder(app)
+    async with harness(app) as harnessed:
+        await app.schedules.add("spoiled", tick.new_job(), cron="* * * * *")
+        await app.limits.add("spoiled", queue="other", concurrency=1)
+        for kind in ("schedule", "limit"):
+            spoil_document(home, kind, "spoiled", "[7]")
+        app.schedule("spoiled", tick.new_job(), cron="* * * * *")
+        app.schedule("sound", tick.new_job(), cron="* * * * *")
+        app.limit("spoiled", queue="other", concurrency=1)
+        await harnessed.start()
+        await harnessed.advance(3 * MINUTE + 1)
+        assert (await app.schedules.get("sound")).runs == 3
+    ignored = [event.declared for event in recorder.of(DeclarationIgnored)]
+    assert ignored == ["limit spoiled", "schedule spoiled"]
+    assert recorder.of(StoreTrouble) == []

@@ -8,11 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from redis import exceptions as driver
 
+from holdfast import Holdfast
 from holdfast.core.errors import Unavailable
 from holdfast.core.ids import new_id
 from holdfast.core.models import JobFilter, JobState, Reason
+from holdfast.core.schedule import Schedule, ScheduleChange
 from holdfast.core.steps import NewStep
 from holdfast.core.waits import ChildStatus, SentSignal, Signal, SignalReceipt, SignalWait
 from holdfast.core.workers import LeaseStatus
@@ -110,6 +113,42 @@ async def test_stored_replay_without_answer_is_not_repeated(
 
         assert (operated.changed, operated.refused) == ([(job_id, JobState.QUEUED)], [])
         assert await state_of(other, job_id) is JobState.SUCCEEDED, "it is not run once more"
+
+
+async def test_stored_schedule_without_answer_is_written_once(proxy: FaultProxy, proxied_url: str) -> None:
+    schedule = Schedule(id=new_id(), name="needle", job=new_job(id=""), every_us=1_000_000)
+    async with opened(proxied_url) as store:
+        write = store.schedules.write_schedule
+        first = await write(ScheduleChange(replace(schedule, name="other"), 0))  # the server knows the script
+        assert first is not None
+        proxy.cut_after(b"needle", answer=b"*2", times=1)
+        added = await write(ScheduleChange(schedule, 0))
+        assert added is not None
+        proxy.cut_after(b"needle", answer=b"*2", times=1)
+        jobs = [new_job(), new_job()]
+        assert await write(ScheduleChange(schedule, added, jobs)) == added + 1
+        assert await write(ScheduleChange(schedule, added, jobs)) is None, "another write of the same is none"
+        assert set(await take_ids(store)) == {job.id for job in jobs}
+        proxy.cut_after(b"needle", answer=b"*2", times=1)
+        assert await write(ScheduleChange(schedule, added + 1, remove=True)) is not None
+        assert [each.name for each in await store.schedules.read_schedules()] == ["other"]
+        assert proxy.cuts == 3
+
+
+async def test_schedules_and_limits_of_an_operator_survive_lost_answers(proxy: FaultProxy, proxied_url: str) -> None:
+    async with Holdfast(proxied_url) as app:
+        for name in ("other", "needle"):  # once other is written, the server knows the scripts
+            if name == "needle":
+                proxy.cut_after(b"needle\r\n$1\r\n0", answer=b"*2", times=1)
+                proxy.cut_after(b"needle-limit\r\n$1\r\n0", answer=b"$16", times=1)
+            schedule = await app.schedules.add(name, app.draft_job("work", {}), every="1h")
+            limit = await app.limits.add(f"{name}-limit", queue=name, concurrency=1)
+            if name == "needle":
+                proxy.cut_after(str(schedule.revision).encode(), answer=b"*2", times=1)
+                proxy.cut_after(str(limit.revision).encode(), answer=b"$16", times=1)
+            await app.schedules.remove(name)
+            await app.limits.remove(f"{name}-limit")
+        assert proxy.cuts == 4
 
 
 async def test_operation_with_unknown_outcome_says_so(

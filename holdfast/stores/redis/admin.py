@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 from holdfast.core.errors import Unavailable
 from holdfast.core.job_changes import JobChanges
@@ -13,7 +12,6 @@ from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores.base import AT_ONCE
 from holdfast.stores.common.requests import Chosen, SelectionAdmin
-from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.connections.redis import Script, split_parts
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
@@ -57,17 +55,17 @@ class RedisAdmin(SelectionAdmin):
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
         one_piece = "w" if self._pool.address.in_one_piece else ""
-        given = encode_changes(changes)
+        given, edit = encode_changes(changes), self._scripts["edit"]
 
         async def send() -> Any:
             if changes.payload is None and changes.queue is None:
-                return await self._once("edit", job_id, uuid4().hex, one_piece, "", "", *given)
+                return await self._pool.run_keyed(edit, job_id, one_piece, "", "", *given)
             version, partitions = await self._assigner.find_partitions(
                 [job_id], queue=changes.queue, payload=changes.payload
             )
             fingerprint, partition = partitions[job_id]
-            return await self._once(
-                "edit", job_id, uuid4().hex, one_piece, version, fingerprint, *given, "partition", partition
+            return await self._pool.run_keyed(
+                edit, job_id, one_piece, version, fingerprint, *given, "partition", partition
             )
 
         state, done = await _until_current(send)
@@ -118,19 +116,7 @@ class RedisAdmin(SelectionAdmin):
         jobs: list[Argument] = []
         for job_id, guard in guards.items():
             jobs += (job_id, guard, *partitions.get(job_id, (b"", "")))
-        return await self._once("operate", *common, uuid4().hex, *times, version, *jobs)
-
-    async def _once(self, script: str, *arguments: Argument) -> Any:
-        """Returns the answer of the script. It may be sent more than once, but does nothing twice."""
-        uncertain: list[bool] = []
-        try:
-            return await self._pool.run(
-                self._scripts[script], *arguments, on_uncertain=lambda: uncertain.append(True), must_confirm=True
-            )
-        except Unavailable as error:
-            if not uncertain:
-                raise
-            raise perhaps_done(error) from error
+        return await self._pool.run_keyed(self._scripts["operate"], *common, *times, version, *jobs)
 
     async def _choose_matching(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool

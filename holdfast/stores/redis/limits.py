@@ -123,8 +123,8 @@ class RedisLimits:
 
     async def write_limit(self, change: LimitChange) -> int | None:
         document = "" if change.remove else encode_limit(change.limit)
-        revision = await self._pool.run(
-            self._scripts["write_limit"], change.limit.name, change.expected, document, must_confirm=True
+        revision = await self._pool.run_keyed(
+            self._scripts["write_limit"], change.limit.name, change.expected, document
         )
         self._cache.mark_stale()
         if not revision:

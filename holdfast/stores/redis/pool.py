@@ -10,7 +10,8 @@ from uuid import uuid4
 
 from redis import exceptions as driver
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, Unavailable
+from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.connections import redis
 from holdfast.stores.connections.redis import Script, Unconfirmed
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
@@ -96,6 +97,19 @@ class NamespacePool(redis.RedisPool):
             script, [arguments], on_uncertain=on_uncertain, retry_for=retry_for, slack=slack, must_confirm=must_confirm
         )
         return reply
+
+    async def run_keyed(self, script: Script, *arguments: Argument) -> Any:
+        """Returns the answer of a script with the fragment ``answers``: sent again, it does nothing twice. Unavailable
+        says whether it may have been done."""
+        uncertain: list[bool] = []
+        try:
+            return await self.run(
+                script, uuid4().hex, *arguments, on_uncertain=lambda: uncertain.append(True), must_confirm=True
+            )
+        except Unavailable as error:
+            if not uncertain:
+                raise
+            raise perhaps_done(error) from error
 
     async def run_each(
         self,

@@ -38,14 +38,13 @@ class RedisSchedules:
         await self._eviction.refuse_evicting(self._pool)
         schedule = change.schedule
         jobs = await self._limits.bind(change.jobs)
-        revision, stored = await self._pool.run(
+        revision, stored = await self._pool.run_keyed(
             self._scripts["write_schedule"],
             schedule.name,
             change.expected,
             "" if change.remove or schedule.due_us is None else schedule.due_us,
             "" if change.remove else encode_schedule(schedule),
             *encode_submission(jobs, in_one_piece=self._pool.address.in_one_piece),
-            must_confirm=True,
         )
         if isinstance(stored, bytes):
             raise refused_submission(stored)

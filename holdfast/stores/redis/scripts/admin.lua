@@ -1,16 +1,22 @@
--- name: operate (partitions, transitions, waits, uniqueness, reopening, fingerprint)
--- Cancels, replays or deletes jobs. ARGV: 3 "cancel", "replay" or "delete", 4 "f" to replay successes too, "w" to keep
--- payloads in one piece, a number to forget the steps from this one on, 5 "" or "=" and the new payload, 6 idempotency
--- key of this call, 7 and 8 microseconds: delay of the first replayed job, and interval between two, 9 of a replay:
+-- fragment: answers
+-- A call under the idempotency key ARGV[3] that was done, and sent again as its answer was lost, is not done twice.
+local earlier_answer = redis.pcall('GET', PREFIX .. 'done:' .. ARGV[3])
+if type(earlier_answer) == 'string' then
+    return cmsgpack.unpack(earlier_answer)
+end
+
+local function keep_answer(answer)
+    call('SET', PREFIX .. 'done:' .. ARGV[3], cmsgpack.pack(answer), 'EX', 60) -- seconds
+end
+
+-- name: operate (answers, partitions, transitions, waits, uniqueness, reopening, fingerprint)
+-- Cancels, replays or deletes jobs. ARGV: 4 "cancel", "replay" or "delete", 5 "f" to replay successes too, "w" to keep
+-- payloads in one piece, a number to forget the steps from this one on, 6 "" or "=" and the new payload, 7 and 8
+-- microseconds: delay of the first replayed job, and interval between two, 9 of a replay:
 -- version of the limits. Then for each job: id, "" or the required "state claims" (else it is skipped), and of a replay
 -- its fingerprint and its field `partition`.
 -- Returns {state now, 1 changed | 0 refused | -1 skipped} of each, nil for no job; or CONFLICT.
-local DONE_KEY, DONE_SECONDS = PREFIX .. 'done:' .. ARGV[6], 60 -- seconds
-local earlier = redis.pcall('GET', DONE_KEY)
-if type(earlier) == 'string' then
-    return cmsgpack.unpack(earlier)
-end
-local verb, force = ARGV[3], string.find(ARGV[4], 'f', 1, true)
+local verb, force = ARGV[4], string.find(ARGV[5], 'f', 1, true)
 if verb == 'replay' then
     local is_current = limits_version() == ARGV[9]
     for i = 10, #ARGV, 4 do
@@ -21,7 +27,7 @@ if verb == 'replay' then
     end
 end
 allow_when_full()
-local in_one_piece = string.find(ARGV[4], 'w', 1, true)
+local in_one_piece = string.find(ARGV[5], 'w', 1, true)
 local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
 local REPLAYABLE = { failed = true, dead = true, cancelled = true }
 local answers = {}
@@ -47,7 +53,7 @@ local function cancel(id, job, spec)
     return 'cancelled'
 end
 
-local from_step = tonumber(string.match(ARGV[4], '%d+') or nil)
+local from_step = tonumber(string.match(ARGV[5], '%d+') or nil)
 
 local function delete_steps(id)
     local steps = safe_call('HGETALL', PREFIX .. 'steps:' .. id)
@@ -90,9 +96,9 @@ local function replay(id, job, spec, delay, partition_field)
     if job.started_at then -- absent before the second claim
         fields[7], fields[8] = 'attempts', '0'
     end
-    if ARGV[5] ~= '' then
+    if ARGV[6] ~= '' then
         delete_pieces(id, 'payload')
-        append_pieces(fields, 'payload', string.sub(ARGV[5], 2), in_one_piece)
+        append_pieces(fields, 'payload', string.sub(ARGV[6], 2), in_one_piece)
     end
     call('HSET', JOB .. id, unpack(fields))
     partition_field = partition_field ~= '' and partition_field or nil
@@ -189,21 +195,15 @@ for i = 10, #ARGV, 4 do
     end
 end
 place_replayed()
-call('SET', DONE_KEY, cmsgpack.pack(answers), 'EX', DONE_SECONDS)
+keep_answer(answers)
 transitions().write_ready()
 finish()
 return answers
 
--- name: edit (partitions, transitions, due_times, rewriting, fingerprint)
--- Changes a job that has not started. ARGV: 3 id, 4 idempotency key of this call, 5 "w" to keep payloads in one piece, 6 and 7
--- version of the limits and fingerprint for a new partition, or ""; then names and values for `rewrite`. Returns its
--- state, and 1 if it was changed; or CONFLICT.
-local DONE_KEY, DONE_SECONDS = PREFIX .. 'done:' .. ARGV[4], 60 -- seconds
-local earlier = redis.pcall('GET', DONE_KEY)
-if type(earlier) == 'string' then
-    return cmsgpack.unpack(earlier)
-end
-if ARGV[6] ~= '' and not (limits_version() == ARGV[6] and has_fingerprint(ARGV[3], ARGV[7])) then
+-- name: edit (answers, partitions, transitions, due_times, rewriting, fingerprint)
+-- Changes a job that has not started. ARGV: 4 id, 5 "w" to keep payloads in one piece, 6 and 7 version of the limits and
+-- fingerprint for a new partition, or ""; then names and values for `rewrite`. Returns its state, and 1 if it was changed; or CONFLICT.
+if ARGV[6] ~= '' and not (limits_version() == ARGV[6] and has_fingerprint(ARGV[4], ARGV[7])) then
     return CONFLICT
 end
 local change = {}
@@ -212,13 +212,13 @@ for n = 8, #ARGV, 2 do
 end
 local EDITABLE = { queued = true, scheduled = true, failed = true, waiting = true }
 local states = EDITABLE
-if change.expires and change.expires ~= '-' and read_fields(ARGV[3], 'pickupTime') then
+if change.expires and change.expires ~= '-' and read_fields(ARGV[4], 'pickupTime') then
     states = {} -- a job that has started cannot expire
 end
-local state, changed = rewrite(ARGV[3], change, states, ARGV[5] == 'w')
+local state, changed = rewrite(ARGV[4], change, states, ARGV[5] == 'w')
 local answer = { state, changed and 1 or 0 }
 if changed then
-    call('SET', DONE_KEY, cmsgpack.pack(answer), 'EX', DONE_SECONDS)
+    keep_answer(answer)
     transitions().write_ready()
 end
 finish()

@@ -1119,20 +1119,20 @@ end
 finish()
 return { changed, stale }
 
--- name: write_limit (limit_documents)
--- Replaces, adds or removes a limit if it has the expected revision. ARGV: 3 name, 4 expected revision, 5 document, ""
+-- name: write_limit (answers, limit_documents)
+-- Replaces, adds or removes a limit if it has the expected revision. ARGV: 4 name, 5 expected revision, 6 document, ""
 -- to remove it. Returns its revision, or "" if nothing was changed.
-local old_text = safe_call('HGET', PREFIX .. 'limits', ARGV[3])
+local old_text = safe_call('HGET', PREFIX .. 'limits', ARGV[4])
 local current_revision = string.match(old_text or '0', '^(%d+)')
-if current_revision ~= ARGV[4] then
+if current_revision ~= ARGV[5] then
     return ''
 end
 local revision = current_revision == '0' and NOW or int(tonumber(current_revision) + 1)
-local new_text = ARGV[5] ~= '' and revision .. ' ' .. ARGV[5] or nil
+local new_text = ARGV[6] ~= '' and revision .. ' ' .. ARGV[6] or nil
 if new_text then
-    call('HSET', PREFIX .. 'limits', ARGV[3], new_text)
+    call('HSET', PREFIX .. 'limits', ARGV[4], new_text)
 else
-    call('HDEL', PREFIX .. 'limits', ARGV[3])
+    call('HDEL', PREFIX .. 'limits', ARGV[4])
 end
 local old_queue, new_queue = limited_queue_of(old_text), limited_queue_of(new_text)
 if new_queue then
@@ -1149,6 +1149,7 @@ if old_queue and old_queue ~= new_queue then
     notify('ready_jobs', 'queue:' .. old_queue)
 end
 note_change()
+keep_answer(revision)
 finish()
 return revision
 

@@ -1,28 +1,30 @@
--- name: write_schedule (partitions, transitions, waits, uniqueness, due_times, rewriting, storing, relations)
--- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 3 name,
--- 4 expected revision, 5 its next tick or "", 6 document, "" to remove it, 7 on: the jobs. Returns its revision and the
+-- name: write_schedule (answers, partitions, transitions, waits, uniqueness, due_times, rewriting, storing, relations)
+-- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 4 name,
+-- 5 expected revision, 6 its next tick or "", 7 document, "" to remove it, 8 on: the jobs. Returns its revision and the
 -- reply of `store_jobs`; or, if nothing was changed, "" and what was refused, {} for another revision.
-local current_revision = string.match(safe_call('HGET', PREFIX .. 'schedules', ARGV[3]) or '0', '^(%d+)')
-if current_revision ~= ARGV[4] then
+local current_revision = string.match(safe_call('HGET', PREFIX .. 'schedules', ARGV[4]) or '0', '^(%d+)')
+if current_revision ~= ARGV[5] then
     return { '', {} }
 end
-local stored, refused = store_jobs(7)
+local stored, refused = store_jobs(8)
 if refused then
     return { '', refused }
 end
 local revision = current_revision == '0' and NOW or int(tonumber(current_revision) + 1)
+if ARGV[7] == '' then
+    call('HDEL', PREFIX .. 'schedules', ARGV[4])
+else
+    call('HSET', PREFIX .. 'schedules', ARGV[4], revision .. ' ' .. ARGV[7])
+end
 if ARGV[6] == '' then
-    call('HDEL', PREFIX .. 'schedules', ARGV[3])
+    safe_call('ZREM', PREFIX .. 'ticks', ARGV[4])
 else
-    call('HSET', PREFIX .. 'schedules', ARGV[3], revision .. ' ' .. ARGV[6])
+    safe_call('ZADD', PREFIX .. 'ticks', ARGV[6], ARGV[4])
 end
-if ARGV[5] == '' then
-    safe_call('ZREM', PREFIX .. 'ticks', ARGV[3])
-else
-    safe_call('ZADD', PREFIX .. 'ticks', ARGV[5], ARGV[3])
-end
+local answer = { revision, stored }
+keep_answer(answer)
 finish()
-return { revision, stored }
+return answer
 
 -- name: schedules
 -- Schedules, "REVISION DOCUMENT" each: of the name ARGV[4] if ARGV[3] is "one"; else up to ARGV[4] that are due, then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -194,14 +195,16 @@ class LimitManager:
         if self._app.settings.schedule_owner is not None:
             for limit in (known or await self._read()).values():
                 if limit.owner == owner and limit.name not in declared:
-                    store = await self._app.open_store()
-                    await store.limits.write_limit(LimitChange(limit, limit.revision, remove=True))
-                    await _assign(store, limit.queue, limit.task)
+                    await self._withdraw(limit.name, owner)
         for draft in refused:  # one that was removed just now may have stood in its way
             if problem := await self._declare(draft, owner):
                 remedy = "correct it, and restart the worker"
                 name = f"limit {draft.name}"
                 self._app.events.emit(DeclarationIgnored(declared=name, problem=problem, remedy=remedy))
+
+    async def _withdraw(self, name: str, owner: str) -> None:
+        with suppress(NotFound):
+            await self._change(name, lambda found: found_own(found, owner, f"limit {name}"), remove=True)
 
     async def _declare(self, draft: Limit, owner: str) -> str:
         """Puts a declared limit in force; returns why it cannot be, or nothing."""
@@ -378,6 +381,11 @@ def found_definition(known: Definition | None, what: str) -> Definition:
     if known is None:
         raise NotFound(f"there is no {what}; `holdfast {what.partition(' ')[0]} list` has those that there are")
     return known
+
+
+def found_own(known: Definition | None, owner: str | None, what: str) -> Definition:
+    """Returns what was found; raises `NotFound` if nothing was, or if it is another owner's by now."""
+    return found_definition(known if known is not None and known.owner == owner else None, what)
 
 
 def check_replacement(what: str, known: Limit | Schedule, *, replace_existing: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Protocol, cast
 
@@ -12,9 +13,9 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.app.handle import JobHandle, JobOwner
-from holdfast.app.limits import check_replacement, found_definition, lost_race, warn_of_foreign
+from holdfast.app.limits import check_replacement, found_definition, found_own, lost_race, warn_of_foreign
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
-from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.errors import Conflict, Invalid, NotFound
 from holdfast.core.events import DeclarationIgnored, Events
 from holdfast.core.ids import new_id
 from holdfast.core.models import MICROSECOND, Job, NewJob, Submitted, to_datetime, to_microseconds
@@ -285,9 +286,9 @@ class ScheduleManager:
             after = page[-1].name
             for known in page:
                 if known.owner == owner and known.name not in declared:
-                    await self._withdraw(store, known)
+                    await self._withdraw(known)
 
-    async def _withdraw(self, store: Store, known: Schedule) -> None:
+    async def _withdraw(self, known: Schedule) -> None:
         if self._app.settings.schedule_owner is None and self._app.registry.get(known.job.task) is None:
             self._app.events.emit(
                 DeclarationIgnored(
@@ -299,7 +300,9 @@ class ScheduleManager:
                 )
             )
             return
-        await store.schedules.write_schedule(ScheduleChange(known, known.revision, remove=True))
+        name, owner = known.name, known.owner
+        with suppress(NotFound):
+            await self._change(name, lambda found: found_own(found, owner, f"schedule {name}"), remove=True)
 
     async def _change(
         self, name: str, change: Callable[[Schedule | None], Schedule | None], *, remove: bool = False

@@ -42,10 +42,12 @@ ONE_SERVER = {
     "test_roles": "test_maintenance",
     "test_saved_values": "test_steps",
     "test_schedules": "test_schedules",
+    "test_spoiled_definitions": "test_spoiled_definitions",
     "test_steps": "test_steps",
     "test_steps_ends": "test_steps",
     "test_stop": "test_settle",
     "test_waits": "test_signals",
+    "test_withdrawn_definitions": "test_schedules",
     "test_workflow_bounds": "test_dependencies",
 }
 """Files about what workers do with the answers of a store, each with the file of tests/conformance that asserts these

@@ -209,6 +209,25 @@ async def test_ending_wakes_a_worker_that_waits_for_room(store: Store, opener: O
     waiting.cancel()
 
 
+async def test_ending_wakes_workers_of_every_queue_that_shares_its_limit(store: Store, opener: Opener) -> None:
+    other = await opener()
+    await limit(store, task="work", concurrency=1)
+    queues = [f"tenant-{number:03}" for number in range(150)]
+    await put(store, *[new_job(task="work", queue=queue) for queue in queues])
+    (job,) = await take(store, 1, {queues[0]: 1})
+    seen = asyncio.ensure_future(other.queueing.wait(["queue:seen"], timeout=30))
+    async with asyncio.timeout(20):
+        while not seen.done():  # until all earlier notifications have come
+            await put(store, new_job(queue="seen"))
+            await asyncio.wait([seen], timeout=0.1)
+    await other.queueing.wait([f"queue:{queues[-1]}"], timeout=0.1)  # takes those that came before it waited
+    waiting = asyncio.ensure_future(other.queueing.wait([f"queue:{queues[-1]}"], timeout=60))
+    await end(store, job)
+    async with asyncio.timeout(20):
+        await waiting
+    assert [each.queue for each in await take(other, 1, {queues[-1]: 1})] == [queues[-1]]
+
+
 # ── buckets ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 async def test_use_of_buckets_is_reported(store: Store, clock: ManualClock) -> None:
     await limit(store, by="args.tenant", concurrency=3, weight=2, rate=1, period_us=60_000_000, burst=4)

@@ -257,7 +257,8 @@ local function write_released()
             end
         end
     end
-    for _, queue in ipairs(safe_call('ZRANGE', PREFIX .. 'partitioned_queues', 0, 99)) do
+    local queues = safe_call('ZRANGE', PREFIX .. 'partitioned_queues', 0, 100)
+    for _, queue in ipairs(#queues > 100 and { '*' } or queues) do
         notify('ready_jobs', 'queue:' .. queue)
     end
     released = nil

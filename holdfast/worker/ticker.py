@@ -24,6 +24,7 @@ from holdfast.stores.base import Store
 from holdfast.worker.context import StoreBackoff, WorkerContext
 
 _BATCH = 100  # schedules read at once
+_CANCELLED = 1000  # superseded jobs cancelled at once
 
 
 class Ticker:
@@ -173,16 +174,16 @@ class Ticker:
     def _begin_to_cancel(self) -> None:
         """Cancels superseded jobs in a task of its own: one whose row is locked holds up no tick."""
         if self._superseded and (self._cancelling is None or self._cancelling.done()):
-            self._cancelling = asyncio.create_task(self._cancel_superseded(), name="holdfast-superseded")
+            self._cancelling = asyncio.create_task(self.cancel_superseded(), name="holdfast-superseded")
 
-    async def _cancel_superseded(self) -> None:
+    async def cancel_superseded(self) -> None:
         """Cancels jobs whose successor is stored. Those of a call that failed are tried again after the next read."""
-        jobs = sorted(self._superseded)
-        try:
-            await self._store.admin.cancel(jobs)
-        except HoldfastError as error:
-            pause = self._shared.settings.poll.total_seconds()
-            text = f"superseded jobs cannot be cancelled: {error}"
-            self._shared.emit(StoreTrouble(service="ticker", error=text, retry_in=pause))
-        else:
+        while jobs := sorted(self._superseded)[:_CANCELLED]:
+            try:
+                await self._store.admin.cancel(jobs, limit=_CANCELLED)
+            except HoldfastError as error:
+                pause = self._shared.settings.poll.total_seconds()
+                text = f"superseded jobs cannot be cancelled: {error}"
+                self._shared.emit(StoreTrouble(service="ticker", error=text, retry_in=pause))
+                return
             self._superseded.difference_update(jobs)

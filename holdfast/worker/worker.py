@@ -250,6 +250,7 @@ class Worker:
         for service in background:
             service.cancel()
         await asyncio.gather(*background, fetcher_task, return_exceptions=True)
+        await self._try_step(self.ticker.cancel_superseded(), "cancelling superseded jobs")
         await self._try_step(self._write_remaining(settler_task), "writing the last settlements")
         await heartbeat.stop()  # not before: leases must be renewed until all settlements are written
         await self._try_step(self._deregister(), "deregistering the worker")

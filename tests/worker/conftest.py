@@ -46,6 +46,7 @@ ONE_SERVER = {
     "test_steps": "test_steps",
     "test_steps_ends": "test_steps",
     "test_stop": "test_settle",
+    "test_superseded_jobs": "test_cancel",
     "test_waits": "test_signals",
     "test_withdrawn_definitions": "test_schedules",
     "test_workflow_bounds": "test_dependencies",

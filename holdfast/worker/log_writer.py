@@ -80,17 +80,19 @@ class LogWriter:
                 self._has_lines.set()
 
     async def flush(self) -> HoldfastError | None:
-        """Writes all pending lines. Returns the error if the store is away; the lines are kept then."""
+        """Writes the lines that are pending now. Returns the error if the store is away; the lines are kept then."""
         if not self._pending and not self._write_lock.locked():
             return None
         async with self._write_lock:
-            while self._pending:
+            for _ in range(0, len(self._pending), _BATCH_SIZE):  # not for ever, however fast handlers log
                 with self._lock:
                     batch, self._pending = self._pending[:_BATCH_SIZE], self._pending[_BATCH_SIZE:]
                 try:
                     await self._write(batch)
                 except (Unavailable, ConfigError) as error:
                     return error
+        if self._pending:
+            self._has_lines.set()
         return None
 
     async def _write(self, batch: list[_Line]) -> None:

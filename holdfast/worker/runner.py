@@ -68,7 +68,7 @@ class Runner:
         """Gets the exception if a runner dies of a bug; else it is never done."""
 
     def resize(self, concurrency: int) -> None:
-        """Starts or ends runners to have this many; surplus runners end when they are idle."""
+        """Starts or ends runners to have this many; surplus runners end once they have run their job."""
         while len(self._runners) < concurrency:
             runner = asyncio.create_task(self._run_jobs(), name="holdfast-runner")
             self._runners.add(runner)
@@ -81,10 +81,11 @@ class Runner:
     def _on_runner_ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
         self._shared.wake_runners()  # the ended runner may have been the only one awake
-        if runner.cancelled() and not self._closing and len(self._runners) < self._shared.settings.concurrency:
-            self.resize(len(self._runners) + 1)  # code of an earlier handler cancelled this runner
-        elif not runner.cancelled() and (error := runner.exception()) is not None and not self.failed.done():
-            self.failed.set_exception(error)
+        if not runner.cancelled() and (error := runner.exception()) is not None:
+            if not self.failed.done():
+                self.failed.set_exception(error)
+        elif not self._closing and len(self._runners) < self._shared.settings.concurrency:
+            self.resize(len(self._runners) + 1)  # code of a handler cancelled it, or more ended than were surplus
 
     async def close(self) -> int:
         """Cancels every runner. Returns how many do not end: their handlers swallow cancellation."""
@@ -106,7 +107,7 @@ class Runner:
         this_runner = asyncio.current_task()
         assert this_runner is not None  # noqa: S101 - a coroutine that runs has a task
         since_yield = 0
-        while True:
+        while len(self._runners) <= shared.settings.concurrency:
             while not buffer:
                 woken: asyncio.Future[None] = loop.create_future()
                 idle.append(woken)

@@ -246,6 +246,40 @@ class Refusing:
         raise Invalid("text", "x", "no")
 
 
+class Overtaken:
+    """A store that takes lines more slowly than a handler logs them."""
+
+    def __init__(self) -> None:
+        self.stored: list[int] = []
+        self.writer: LogWriter
+
+    @property
+    def queueing(self) -> Overtaken:
+        return self
+
+    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+        self.stored.append(sum(len(each.lines) for each in records))
+        if len(self.stored) < 50:
+            for number in range(600):
+                self.writer.open_log(Lease(f"{len(self.stored)} {number}", 1))("more")
+        return [True for _ in records]
+
+
+async def test_lines_that_come_meanwhile_keep_no_settlement_waiting() -> None:
+    app, store = Holdfast(), Overtaken()
+    store.writer = LogWriter(WorkerContext(app, app.settings, "w"), store)  # type: ignore[arg-type]
+    for number in range(700):
+        store.writer.open_log(Lease(f"{number}", 1))("first")
+
+    assert await store.writer.flush() is None
+    assert store.stored == [500, 500]
+
+    writing = asyncio.create_task(store.writer.run())  # hears of the rest without another line
+    while sum(store.stored) < 700 + 49 * 600:  # noqa: ASYNC110 - no event tells of this
+        await asyncio.sleep(0.01)
+    writing.cancel()
+
+
 async def test_logs_refused_by_the_store_are_dropped_and_reported() -> None:
     app, store = Holdfast(), Refusing()
     seen = Events(app)

@@ -96,3 +96,28 @@ async def test_draining_worker_leaves_no_last_attempt(app: Holdfast) -> None:
         await harnessed.run_until_idle()
         assert worker.running.done()
         assert {await each.state() for each in handles} == {"succeeded"}
+
+
+async def test_lowered_concurrency_holds_though_jobs_keep_coming(app: Holdfast) -> None:
+    """Busy runners are never idle: those beyond the new number end with their job. A raised number holds, too."""
+    running, most = set(), {}
+
+    @app.task("short")
+    async def short(number: int) -> None:
+        running.add(number)
+        most[phase] = max(most.get(phase, 0), len(running))
+        await harnessed.clock.sleep(0.02)
+        running.discard(number)
+
+    async with harness(app, concurrency=20, poll="1h") as harnessed:
+        phase = "before"
+        await app.enqueue_many([short.new_job(number=number) for number in range(3000)])
+        worker = (await harnessed.start()).worker
+        for concurrency in (20, 2, 5):
+            phase = "between"
+            worker.shared.apply_settings(Holdfast(concurrency=concurrency, poll="1h").settings)
+            worker.runner.resize(concurrency)
+            await harnessed.advance(0.1)
+            phase = f"with {concurrency}"
+            await harnessed.advance(0.5)
+    assert most == {"before": 20, "between": 20, "with 20": 20, "with 2": 2, "with 5": 5}

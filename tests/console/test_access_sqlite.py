@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -207,6 +208,22 @@ def test_end_of_a_key_ends_its_sessions(visitor: Visitor, keys: Keys, end: objec
     assert callable(end)
     end(keys)
     assert visitor.ask("GET", "").status_code == 303
+
+
+@pytest.mark.rows("X07")
+@pytest.mark.parametrize("path", ["", "/jobs", "/queues"])
+def test_key_that_ends_while_its_session_is_looked_up_opens_nothing(
+    visitor: Visitor, keys: Keys, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_session = sessions.Sessions.find_session
+
+    def revoke_when_found(*given: Any, **options: Any) -> sessions.BrowserSession | None:
+        found = find_session(*given, **options)
+        _revoke(keys)
+        return found
+
+    monkeypatch.setattr(sessions.Sessions, "find_session", revoke_when_found)
+    assert visitor.ask("GET", path).status_code == 401
 
 
 @pytest.mark.rows("X07")

@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast.core.errors import ConfigError
 from holdfast.web.authentication import Authenticator
-from holdfast.web.keys import ConsoleUser, Principal
+from holdfast.web.keys import ConsoleUser, Principal, unauthorized_refusal
 from holdfast.web.messages import ApiRequest, Header
 
 IDLE_SECONDS = 8 * 3600
@@ -89,12 +89,14 @@ class Sessions:
         return not is_over and session.key_hash in self._key_hashes(session.key_id, session.user)
 
     def authorize_session(self, request: ApiRequest, session: BrowserSession) -> Principal:
-        """Returns the principal of a valid session."""
+        """Returns the principal of a session that was valid just now; refuses one whose key has ended since."""
         if session.user is not None:
             return session.user.to_principal(request.client)
-        key = None if session.key_id is None else self._authenticator.active_key(session.key_id)
-        if session.key_id is None or key is None:
+        if session.key_id is None:
             return Principal(address=request.client)
+        key = self._authenticator.active_key(session.key_id)
+        if key is None:
+            raise unauthorized_refusal()
         return self._authenticator.admit_key(request, session.key_id, key)
 
     def end_session(self, session: BrowserSession) -> None:

@@ -62,6 +62,18 @@ async def test_claim_that_passes_over_a_suspect_may_leave_some(store: Store, clo
         assert (await claim(store, 100, max_must_start=2)).none_left
 
 
+async def test_claim_before_many_cancelled_jobs_leaves_none_only_at_the_end(store: Store) -> None:
+    """Redis leaves their ids in the list, and reads past a bounded number of them in one script."""
+    async with notified(store):
+        (first, *cancelled, last) = await put(store, *[new_job() for _ in range(1002)])
+        assert len((await store.admin.cancel(cancelled)).changed) == 1000
+        found, taken = await claim(store, 10), []
+        while not found.none_left:
+            taken += found.jobs
+            found = await claim(store, 10)
+    assert [job.id for job in [*taken, *found.jobs]] == [first, last]
+
+
 async def test_claim_leaves_none_with_jobs_that_are_not_ready(store: Store) -> None:
     async with notified(store):
         await ready(store)

@@ -31,6 +31,7 @@ class ClaimStatus(IntEnum):
     DONE = 0
     MORE_TO_EXAMINE = 1  # ids, or partitions
     MORE_DUE = 2  # jobs that are not ready yet
+    NOT_ALL_EXAMINED = 3  # ids; enough jobs were claimed before
 
 
 class RedisIdClaimBuilder:
@@ -99,7 +100,7 @@ class RedisClaimBuilder:
         self.is_done = self.has_no_capacity
         self._promoted = 0
         self._quarantined = False
-        self._stopped_at_last_attempt = False
+        self._stopped_at_last_attempt = self._all_examined = False
         self._due_in: dict[ClaimKind, int] = {}  # as the script of each kind has answered
         self._until_us: int | None = None
         self.began_limited = False
@@ -152,7 +153,7 @@ class RedisClaimBuilder:
         self._rounds += status == ClaimStatus.MORE_DUE
         self._scans += status == ClaimStatus.MORE_TO_EXAMINE
         asked = self._asked.popleft()
-        self._stopped_at_last_attempt = bool(stopped)
+        self._stopped_at_last_attempt, self._all_examined = bool(stopped), status == ClaimStatus.DONE
         may_scan = status == ClaimStatus.MORE_TO_EXAMINE and self._scans < _MAX_SCANS
         again = status == ClaimStatus.MORE_DUE or may_scan or len(rows) >= asked
         again = again or (self._stopped_at_last_attempt and self._max_must_start > 0)  # by one that was not the first
@@ -225,7 +226,8 @@ class RedisClaimBuilder:
             self.has_limited_jobs or self.unassigned_queues or self._quarantined or self._stopped_at_last_attempt
         )
         wanted = [name for name, slots in self._request.capacity.items() if slots > 0]
-        return self.is_done and not (jobs_left or self.is_full or self._skipped) and all(map(self._slots.get, wanted))
+        may_be_left = jobs_left or self.is_full or self._skipped or not self._all_examined
+        return self.is_done and not may_be_left and all(map(self._slots.get, wanted))
 
     def to_claim(self, *, receives_notifications: bool) -> Claim:
         """Returns the result of the claim. ``receives_notifications``: of each job that becomes ready."""

@@ -2,7 +2,7 @@
 -- Common to the scripts that claim. ARGV: 3 worker, 4 lease in microseconds, 5 task of jobs written by hand.
 local worker, lease_until = ARGV[3], int(now + tonumber(ARGV[4]))
 local claimed, leases, claimed_count, claimed_by_spec = {}, {}, 0, {}
-local DONE, MORE_TO_EXAMINE, MORE_DUE = 0, 1, 2 -- status of a claim, as `ClaimStatus` in Python
+local DONE, MORE_TO_EXAMINE, MORE_DUE, NOT_ALL_EXAMINED = 0, 1, 2, 3 -- status of a claim, as `ClaimStatus` in Python
 
 -- A job with the fields that a claim needs; nil for a key of another type. Of a missing job all of them are false.
 local function read_job(id)
@@ -152,8 +152,8 @@ end
 -- ready first, 10 "1": claim although more jobs are due, 11 slots of unlisted queues or "", 12 the queue served
 -- last, 13 how many ids to skip at the head of each ready list, then name and slots of each named queue, in order.
 -- Returns 1 jobs, 2 promoted, 3 microseconds until the next job is due or -1, 4 quarantined, 5 lease end, 6 the queue served
--- last, 7 its status: MORE_DUE if nothing was claimed because more jobs are due, MORE_TO_EXAMINE if a list was not read to its
--- end, 8 how many ids to skip next or "", 9 1 if it stopped at a job on its last attempt beyond max_must_start, 10 1 if a
+-- last, 7 its status: MORE_DUE if nothing was claimed because more jobs are due, MORE_TO_EXAMINE or
+-- NOT_ALL_EXAMINED if a list was not read to its end, 8 how many ids to skip next or "", 9 1 if it stopped at a job on its last attempt beyond max_must_start, 10 1 if a
 -- requested queue has jobs under limits, 11 queues with limits whose ready jobs have no partition yet, none of which it
 -- claims, 12 id and spec of each expired job.
 -- Needs no `allow_when_full`: its first write removes something (LPOP, ZREM), which Redis allows when its memory is full.
@@ -431,6 +431,7 @@ if due == '0' and is_promoting and ARGV[10] ~= '1' then
 else
     claim_queues()
     write_leases()
+    status = status == DONE and reads_left <= 0 and NOT_ALL_EXAMINED or status
 end
 if loaded_transitions then
     loaded_transitions.write_ready()
@@ -529,9 +530,9 @@ finish()
 return { claimed, lease_until, stopped_at_last_attempt, expired }
 
 -- name: unconfirmed_claims
--- Running jobs that a worker claimed after an instant. ARGV: 3 worker, 4 instant, 5 lease in microseconds of its
--- claims, 6 leases to skip. Returns {id, claims} of each, the number of other leases examined, and 1 if there are more.
-local min_lease_end = int(tonumber(ARGV[4]) + tonumber(ARGV[5]))
+-- Running jobs that a worker claimed after an instant, if their leases stand. ARGV: 3 worker, 4 instant, 5 lease of its
+-- claims in microseconds, 6 leases to skip. Returns {id, claims} of each, the number of other leases examined, and 1 if there are more.
+local min_lease_end = int(math.max(tonumber(ARGV[4]) + tonumber(ARGV[5]), now))
 local ids = safe_call('ZRANGEBYSCORE', LEASES, '(' .. min_lease_end, '+inf', 'LIMIT', ARGV[6], MAX_PER_SCRIPT)
 local found = {}
 for _, id in ipairs(ids) do

@@ -183,7 +183,7 @@ class ScheduleManager:
 
     async def _get(self, name: str) -> Schedule:
         found = await (await self._app.open_store()).schedules.read_schedules(check_name("schedule", name))
-        return found_definition(next(iter(found), None), f"schedule {name}")
+        return found_definition(next(iter(without_alerts(found)), None), f"schedule {name}")
 
     @requires_loop
     async def find_all(self) -> list[Schedule]:
@@ -310,7 +310,8 @@ class ScheduleManager:
         """Writes or removes what ``change`` makes of the schedule, again after a concurrent write; None: keeps it."""
         store = await self._app.open_store()
         for _ in range(_TRIES):
-            known = next(iter(await store.schedules.read_schedules(name)), None)
+            found = await store.schedules.read_schedules(name)
+            known = next(iter(found if remove else without_alerts(found)), None)  # to remove alerts forgets them
             changed = change(known)
             if changed is None or (changed == known and not remove):
                 assert known is not None  # noqa: S101 - there is nothing to leave as it is

@@ -152,7 +152,7 @@ async def add_schedule(call: RequestContext) -> ApiResponse:
     with client_field_names():
         job = call.app.draft_job(given.pop("task"), given.pop("payload"), **given)
     _check_may_submit(call, job.queue, job.task)
-    known = await (await call.app.open_store()).schedules.read_schedules(name)
+    known = without_alerts(await (await call.app.open_store()).schedules.read_schedules(name))
     if any(not call.caller.allows_queue(each.job.queue) for each in known):
         raise Conflict(f"schedule {name} exists; choose another name")
     schedule = await call.app.schedules.add(name, job, replace_existing=replacing, **timing)

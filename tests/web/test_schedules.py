@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.alerts import keep_alerts
+from holdfast.core.errors import NotFound
+from holdfast.core.schedule import ALERTS_SCHEDULE, ScheduleChange
 from tests.web.client import Api
 from tests.web.keyed import Keys, ask, refused
 
@@ -57,6 +60,33 @@ def test_paused_schedule_has_no_next_run_until_it_is_resumed(api: Api) -> None:
     assert (paused["state"], paused["next_run"], paused["next_runs"]) == ("paused", None, [])
     resumed = api.post("/v1/schedules/nightly/resume", {})
     assert (resumed["state"], resumed["next_run"]) == ("active", added["next_run"])
+
+
+def test_record_of_alerts_is_no_schedule(api: Api) -> None:
+    async def read_record() -> object:
+        return await (await api.app.open_store()).schedules.read_schedules(ALERTS_SCHEDULE)
+
+    async def write_record() -> None:
+        await (await api.app.open_store()).schedules.write_schedule(ScheduleChange(keep_alerts({}), 0))
+
+    async def refuse_changes() -> None:
+        for change in (api.app.schedules.pause, api.app.schedules.resume, api.app.schedules.run):
+            with pytest.raises(NotFound):
+                await change(ALERTS_SCHEDULE)
+
+    api.run(write_record())
+    kept = api.run(read_record())
+    path = f"/v1/schedules/{ALERTS_SCHEDULE}"
+    for method, place in [("GET", ""), ("GET", "/next"), ("DELETE", "")]:
+        api.refused(method, path + place, 404)
+    for place in ("run", "pause", "resume"):
+        api.refused("POST", f"{path}/{place}", 404)
+    days = {"start": "2020-01-01T00:00:00Z", "end": "2020-01-04T00:00:00Z"}
+    api.refused("POST", f"{path}/backfill", 404, json=days)
+    api.run(refuse_changes())
+    added = api.refused("POST", "/v1/schedules", 422, json={**NIGHTLY, "name": ALERTS_SCHEDULE, "replace": True})
+    assert "give it another name" in str(added)
+    assert (api.run(read_record()), api.count()) == (kept, 0)
 
 
 def test_run_submits_a_job_now(api: Api) -> None:

@@ -13,7 +13,7 @@ from holdfast.web.fields import BodySchema, at_most_one, client_field_names
 from holdfast.web.jobs import find_job
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
-from holdfast.web.submissions import SUBMISSION, check_task, id_taken
+from holdfast.web.submissions import SUBMISSION, check_task, id_taken, read_back
 
 _DOCS = {
     "queue": "Move it to this queue.",
@@ -69,7 +69,7 @@ async def fork_one(call: RequestContext) -> ApiResponse:
     with client_field_names():
         handle = await call.app.fork_job(job.id, **call.body)
     call.changed += [handle.id] if handle.created else []
-    fork = await call.app.get(handle.id)
+    fork = await read_back(call.app, handle)
     if not call.caller.allows_queue(fork.queue):  # the id stood for a job of another queue
         raise id_taken()
     return json_response(201 if handle.created else 200, call.visible_job(fork))

@@ -30,7 +30,7 @@ from holdfast.web.fields import (
 )
 from holdfast.web.messages import ApiResponse, Refusal, json_response
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec
-from holdfast.web.submissions import SUBMISSION, SubmittedJob, check_task
+from holdfast.web.submissions import SUBMISSION, SubmittedJob, check_task, read_back
 
 _NAME = ValueType({"type": "string", "pattern": NAME_PATTERN}, lambda value, field: check_name(field, value))
 _SPAN = ValueType({"type": ["number", "string"], "minimum": 0, "maxLength": 40}, any_value)
@@ -180,7 +180,7 @@ async def run_schedule(call: RequestContext) -> ApiResponse:
     _check_may_submit(call, schedule.job.queue, schedule.job.task)
     handle = await call.app.schedules.run(schedule.name)
     call.changed.append(handle.id)
-    document = call.visible_job(await call.app.get(handle.id))
+    document = call.visible_job(await read_back(call.app, handle))
     return json_response(201, SubmittedJob(**msgspec.structs.asdict(document)))
 
 

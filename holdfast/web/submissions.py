@@ -244,13 +244,25 @@ async def _store_job(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
         except Unavailable as error:
             if handle.created:
                 return handle, as_stored(new, now_us=_now_us(app))
-            outcome = f"job {handle.id} is stored, but could not be read back"
-            raise Unavailable(f"{outcome}: {error}", outcome=outcome) from None
+            raise _unread_job(handle, error) from None
         else:
             show_as_stored = handle.created and not new.after
             return handle, as_stored(new, now_us=job.created_at_us) if show_as_stored else job
     outcome = "the jobs that this key stood for were deleted one after the other while it was submitted"
     raise Unavailable(outcome, outcome=outcome)
+
+
+async def read_back(app: Holdfast, handle: JobHandle[Any]) -> Job:
+    """Returns the job that was just submitted; raises Unavailable, which says that it was, if it cannot be read."""
+    try:
+        return await app.get(handle.id)
+    except (NotFound, Unavailable) as error:
+        raise _unread_job(handle, error) from None
+
+
+def _unread_job(handle: JobHandle[Any], error: Exception) -> Unavailable:
+    outcome = f"job {handle.id} was stored, but could not be read back"
+    return Unavailable(f"{outcome}: {error}", outcome=outcome)
 
 
 def _now_us(app: Holdfast) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.errors import Unavailable
+from holdfast.core.errors import NotFound, Unavailable
 from holdfast.core.ids import as_ulid, new_id
 from holdfast.stores.base import ClaimRequest
 from tests.web.client import JSON, Api
@@ -308,8 +308,29 @@ def test_job_that_cannot_be_read_back_is_returned_as_stored(api: Api, monkeypatc
         patch.setattr(api.app, "get", away)
         job = api.submit(key="k", payload={"n": 1})
         again = api.refused("POST", "/v1/jobs", 503, json={"task": "work", "payload": {}, "key": "k"})
-    assert f"; job {job['id']} is stored, but could not be read back" in again["detail"]
+    assert f"; job {job['id']} was stored, but could not be read back" in again["detail"]
     assert (api.get(f"/v1/jobs/{job['id']}")["payload"], api.count()) == ({"n": 1}, 1)
+
+
+@pytest.mark.parametrize("error", [Unavailable("the store has just gone"), NotFound("pruned")], ids=["away", "pruned"])
+@pytest.mark.parametrize("kind", ["run", "fork"])
+def test_unread_job_of_a_run_or_fork_is_named_as_stored(
+    api: Api, monkeypatch: pytest.MonkeyPatch, kind: str, error: Exception
+) -> None:
+    api.post("/v1/schedules", {"name": "nightly", "task": "work", "payload": {}, "cron": "0 3 * * *"}, 201)
+    dead, get = api.dead(), api.app.get
+
+    async def read_dead_alone(job_id: str) -> Any:
+        if job_id == dead:
+            return await get(job_id)
+        raise error
+
+    path = {"run": "/v1/schedules/nightly/run", "fork": f"/v1/jobs/{dead}/fork"}[kind]
+    with monkeypatch.context() as patch:
+        patch.setattr(api.app, "get", read_dead_alone)
+        detail = api.refused("POST", path, 503, json={})["detail"]
+    (stored,) = {each["id"] for each in api.get("/v1/jobs")["jobs"]} - {dead}
+    assert f"job {stored} was stored, but could not be read back" in detail
 
 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -247,7 +247,8 @@ class ConsoleUser(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_name(self.name)
         check_scopes(self.scopes)
-        check_patterns(self.queues)
+        if not check_patterns(self.queues):
+            raise Invalid("queues", self.queues, 'give one or more; ("*",) is every queue')
 
     def to_principal(self, address: str) -> Principal:
         """Returns the principal of a request from this address."""

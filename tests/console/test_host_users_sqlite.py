@@ -115,7 +115,14 @@ def test_hook_may_be_a_plain_function(inner: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"name": ""}, {"name": "a\n"}, {"name": "a", "scopes": ("view",)}, {"name": "a", "queues": ("A B",)}]
+    "given",
+    [
+        {"name": ""},
+        {"name": "a\n"},
+        {"name": "a", "scopes": ("view",)},
+        {"name": "a", "queues": ("A B",)},
+        {"name": "a", "queues": ()},
+    ],
 )
 def test_user_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(Invalid):

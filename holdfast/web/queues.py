@@ -101,7 +101,8 @@ async def stop(call: RequestContext) -> ApiResponse:
     call.changed += asked
     missing = sorted(set(named or ()) - set(asked))
     if missing:
-        raise NotFound(f"there is no living worker {', '.join(missing)}")
+        also = f"; asked to stop: {', '.join(asked)}" if asked else ""
+        raise NotFound(f"there is no living worker {', '.join(missing)}{also}")
     return json_response(200, StopAnswer(asked, drain))
 
 

@@ -243,6 +243,8 @@ def test_workers_are_listed_and_asked_to_stop(api: Api) -> None:
     (worker,) = api.get("/v1/workers")["workers"]
     assert (worker["id"], worker["state"], worker["queues"]) == ("w-1", "working", "mail:2")
     api.refused("POST", "/v1/workers/stop", 404, json={"workers": ["w-2"]})
+    partly = api.refused("POST", "/v1/workers/stop", 404, json={"workers": ["w-1", "w-2"]})
+    assert "there is no living worker w-2; asked to stop: w-1" in partly["detail"]
     assert api.post("/v1/workers/stop", {"workers": ["w-1"], "drain": True}) == {"asked": ["w-1"], "drain": True}
     assert api.get("/v1/workers")["workers"][0]["state"] == "draining"
     assert api.post("/v1/workers/stop")["asked"] == ["w-1"]

@@ -109,7 +109,8 @@ def change_keys(path: Path, decide: Callable[[dict[str, Key]], Mapping[str, Key]
             if keys.get(key_id) != key:
                 document["keys"][key_id] = _table(key)
         _replace(path, tomlkit.dumps(document))
-        os.fsync(folder)
+        with contextlib.suppress(OSError):  # the new keys are in force, whether they outlive a power cut or not
+            os.fsync(folder)
     except OSError as error:
         raise ConfigError(f"keys_file: {path} cannot be written ({error.strerror}); nothing was changed") from None
     finally:

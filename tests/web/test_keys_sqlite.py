@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import re
+import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from hmac import compare_digest
@@ -123,6 +126,19 @@ class Wrong:
                 id_of(old): rotate_key(id_of(old), present[id_of(old)], timedelta(0))[0],
             },
         )
+
+
+def test_change_stands_though_its_folder_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync = os.fsync
+
+    def fail_for_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_for_folders)
+    keys = Keys(tmp_path)
+    assert id_of(keys.spare) in read_keys(keys.path)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import Busy, Conflict, Invalid, NotFound, TooBroad
+from holdfast.core.errors import Busy, Conflict, Invalid, NotFound, TooBroad, Unavailable
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key, parse_rate
 from holdfast.stores.common.requests import CHOICE_SECONDS
@@ -309,7 +309,7 @@ async def _change_matching(
         try:
             left = limit - len(changed)
             operated = await getattr(call.app, change.name)(job_filter, limit=left, **pace.batch_options())
-        except (TooBroad, Busy):
+        except (TooBroad, Unavailable):
             if not changed:
                 raise
             return _answer(changed, [], pace, more=True)
@@ -323,13 +323,13 @@ async def _change_matching(
 
 
 async def _is_any_left(app: Holdfast, filters: Sequence[JobFilter]) -> bool:
-    """Returns True if more jobs match, or if the count takes too long: the next call finds out."""
-    store = await app.open_store()
+    """Returns True if more jobs match, or if the count fails: the next call finds out."""
     try:
+        store = await app.open_store()
         for job_filter in filters:
             if await store.query.count(job_filter, limit=1):
                 return True
-    except (TooBroad, Busy):
+    except (TooBroad, Unavailable):
         return True
     return False
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.core.errors import Busy, HoldfastError, TooBroad
+from holdfast.core.errors import Busy, HoldfastError, TooBroad, Unavailable
 from holdfast.core.models import JobState
 from holdfast.stores.common.named_sql import load_statements
 from holdfast.stores.common.requests import CHOICE_SECONDS, Chosen
@@ -156,8 +156,11 @@ def test_dry_run_counts_within_the_time_of_the_change(tmp_path: Path, monkeypatc
     assert (would["count"], would["more"], set(asked)) == (2, True, {CHOICE_SECONDS})
 
 
-@pytest.mark.parametrize("error", [TooBroad(1.0), Busy("others look for jobs")], ids=["too broad", "busy"])
-def test_changes_before_a_search_timeout_are_reported(
+FAILURES = [TooBroad(1.0), Busy("others look for jobs"), Unavailable("the store has just gone")]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=["too broad", "busy", "away"])
+def test_changes_before_a_failed_search_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: HoldfastError
 ) -> None:
     """A filter without a state is looked for state by state."""
@@ -174,3 +177,18 @@ def test_changes_before_a_search_timeout_are_reported(
         done = api.post("/v1/jobs/cancel", {"filter": {"task": "work"}})
 
     assert ([each["id"] for each in done["changed"]], done["more"]) == ([scheduled["id"]], True)
+
+
+def test_changes_before_a_failed_count_of_the_others_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object, **options: object) -> int:
+        raise Unavailable("the store has just gone")
+
+    with Api(f"sqlite:///{tmp_path}/jobs.db", hurried=True) as api:
+        api.submit()
+        api.submit(delay=3600)
+        monkeypatch.setattr(SqliteQuery, "count", away)
+        done = api.post("/v1/jobs/cancel", {"filter": {"task": "work"}, "limit": 1})
+
+    assert (len(done["changed"]), done["more"]) == (1, True)

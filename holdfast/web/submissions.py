@@ -238,13 +238,11 @@ async def _store_job(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
             return handle, as_stored(new, now_us=handle.stored_at_us)
         try:
             job = await app.get(handle.id)
-        except NotFound:
+        except (NotFound, Unavailable) as error:
             if handle.created:
                 return handle, as_stored(new, now_us=_now_us(app))
-        except Unavailable as error:
-            if handle.created:
-                return handle, as_stored(new, now_us=_now_us(app))
-            raise _unread_job(handle, error) from None
+            if isinstance(error, Unavailable):
+                raise _unread_job(handle, error) from None
         else:
             show_as_stored = handle.created and not new.after
             return handle, as_stored(new, now_us=job.created_at_us) if show_as_stored else job

@@ -54,8 +54,9 @@ class Transaction:
         try:
             yield
         except BaseException:
-            self.connection.execute("rollback to batch")
-            self.connection.execute("release batch")
+            if self.connection.in_transaction:  # an I/O error has rolled back all of it, savepoints included
+                self.connection.execute("rollback to batch")
+                self.connection.execute("release batch")
             raise
         self.connection.execute("release batch")
 
@@ -244,6 +245,8 @@ class Writer:
                 try:
                     pending.result = pending.run_operation(transaction)
                 except Exception as error:
+                    if not transaction.connection.in_transaction:  # an I/O error has rolled back all operations
+                        raise
                     pending.error = translate_error(error, self._path) if isinstance(error, DRIVER_ERRORS) else error
                     transaction.connection.execute("rollback to operation")
                 transaction.connection.execute("release operation")

@@ -237,6 +237,47 @@ async def test_no_child_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @on_both_loops
+async def test_children_that_die_while_starting_charge_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text("import os\nos._exit(7)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    executor = ProcessExecutor(1, app="deadly:app", events=Events())
+    for _ in range(2):
+        outcome = await run(executor, tasks.add, a=1, b=1)
+        assert isinstance(outcome, Released)
+        assert "exit code 7" in str(outcome.error)
+    await executor.close()
+
+
+@on_both_loops
+async def test_module_that_ends_its_process_ends_no_later_child(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "deadly_once.py").write_text("def handler(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    deadly = Task("deadly", __import__("deadly_once").handler, executor="process")
+    (tmp_path / "deadly_once.py").write_text("import os\nos._exit(7)\n")
+    async with pool() as executor:
+        for _ in range(2):
+            assert (await failure(executor, deadly)).reason is Reason.CRASHED
+            assert await run(executor, tasks.add, a=1, b=1) == Succeeded("2")
+    del sys.modules["deadly_once"]
+
+
+@on_both_loops
+async def test_pool_refills_after_any_number_of_failed_starts() -> None:
+    async with pool() as executor, asyncio.timeout(TEST_SECONDS):
+        executor._failed_starts = 2000
+        outcomes: list[float] = []
+        executor._events.subscribe(lambda event: outcomes.append(event.restart_in or 0.0), ChildEnded)
+        child = executor._spawn()
+        os.kill(child.pid, signal.SIGSTOP)
+        os.kill(child.pid, signal.SIGKILL)
+        await child.reaped
+        await until(lambda: outcomes, TEST_SECONDS)
+    assert outcomes == [5.0]
+
+
+@on_both_loops
 async def test_a_crash_is_reported_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

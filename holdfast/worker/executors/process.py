@@ -101,7 +101,7 @@ class ProcessExecutor:
         """Runs ``job`` in a child, as soon as one is free. If cancelled, kills the child with all its processes.
 
         ``log`` receives the handler's log lines; ``carrier`` is the trace context; ``limits`` are the job's.
-        ``Released``: no child could be started, for lack of descriptors, processes or memory.
+        ``Released``: no child could be started, as for lack of descriptors, processes or memory.
         """
         try:
             reference = task.reference
@@ -116,7 +116,6 @@ class ProcessExecutor:
                 child = self._take_idle(limits) or self._spawn()
             except OSError as error:
                 return Released(f"this worker cannot start a child process: {error}", UNSTARTABLE_DELAY)
-            self._add_module(reference)
             watch = None
             try:
                 if limits.is_set:
@@ -128,6 +127,8 @@ class ProcessExecutor:
                 raise
             finally:
                 breach = None if watch is None else watch.close()
+            if reply is not None:  # a module that ends its process must not end every child that starts
+                self._add_module(reference)
             return self._finish_job(child, reply, limits, breach)
 
     async def close(self) -> None:
@@ -163,6 +164,8 @@ class ProcessExecutor:
         self, child: _Child, reply: ChildReply | None, limits: ResourceLimits, breach: Failed | None
     ) -> Outcome:
         if reply is None:
+            if breach is None and not child.is_ready:
+                return Released(f"its child process died while it started: {child.cause}", UNSTARTABLE_DELAY)
             if breach is None and (name := limit_behind_exit(child.exit_code, "", limits)) is not None:
                 breach = over_limit(name, limits)
             return breach or Failed(error=f"its process died: {child.cause}", reason=Reason.CRASHED)
@@ -215,7 +218,7 @@ class ProcessExecutor:
         pause = 0.0
         if not child.is_ready and not child.killed:
             first, longest = _RESTART_PAUSES
-            pause = min(first * 2**self._failed_starts, longest)
+            pause = min(first * 2 ** min(self._failed_starts, 10), longest)
             self._failed_starts += 1
         if not child.retired and not child.killed:
             self._events.emit(ChildEnded(pid=child.pid, cause=child.cause, restart_in=pause))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,26 @@ from holdfast.stores.sqlite.writer import Transaction, Writer
 from tests.conformance.support import ending, new_job, put, state_of, states_of, take
 
 BIG = '"' + "x" * 900_000 + '"'
+
+WITHOUT_MEMORY = """
+import asyncio, sys
+from holdfast.stores.sqlite.store import SQLiteStore
+from tests.conformance.support import new_job, put
+
+async def main():
+    store = SQLiteStore(sys.argv[1])
+    await store.open()
+    store._current().writer.connection.execute("pragma hard_heap_limit=10000000")
+    try:
+        await put(store, new_job(payload="1" * 20_000_000))
+    except Exception as error:
+        print(type(error).__name__, error)
+    await put(store)
+    print("later", flush=True)
+    await store.close()
+
+asyncio.run(main())
+"""
 
 
 @contextmanager
@@ -86,3 +108,12 @@ async def test_calls_that_share_a_transaction_with_a_disk_error_all_fail_with_it
     await put(store, *jobs)
     assert [await state_of(store, job.id) for job in jobs] == [JobState.QUEUED] * 6
     await store.close()
+
+
+def test_lack_of_memory_is_an_error_of_the_library(tmp_path: Path) -> None:
+    """In a process of its own: the limit can only be lowered."""
+    program = [sys.executable, "-c", WITHOUT_MEMORY, str(tmp_path / "holdfast.db")]
+    ended = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("Unavailable "), ended.stdout
+    assert "out of memory" in ended.stdout
+    assert ended.stdout.endswith("later\n")

@@ -21,8 +21,8 @@ Automatic checkpoints are therefore off on every connection of ours, and ours ru
 
 BUSY_SECONDS = 5.0
 _PAUSE = 0.002  # seconds between attempts to turn a new file to WAL
-DRIVER_ERRORS = (sqlite3.Error, UnicodeEncodeError, OverflowError)
-"""What the driver raises: its own errors, and Python's for values it cannot hold."""
+DRIVER_ERRORS = (sqlite3.Error, UnicodeEncodeError, OverflowError, MemoryError)
+"""What the driver raises: its own errors, and Python's for values it cannot hold and for SQLITE_NOMEM."""
 
 _MISPLACED = frozenset(
     {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS}
@@ -153,11 +153,13 @@ def translate_error(error: Exception, path: str) -> HoldfastError:
         return Invalid("text", error.object, "no store can hold a lone surrogate; encode or remove it")
     if isinstance(error, OverflowError):
         return Invalid("number", str(error), "give a number of at most 64 bits")
+    if isinstance(error, MemoryError):
+        return Unavailable(f"{path} cannot be used right now: out of memory; free memory")
     code = getattr(error, "sqlite_errorname", "") or ""
     text = str(error)
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return Unavailable(f"{path} is busy: another program has held its write lock for {BUSY_SECONDS:.0f} s")
-    if code.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_NOMEM")):
+    if code.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")):
         return Unavailable(f"{path} cannot be used right now: {text} ({code}); free space or mend the disk")
     if code.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
         return ConfigError(f"{path} cannot be written ({text}); change its owner or mode")

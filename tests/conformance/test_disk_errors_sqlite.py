@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import resource
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import JobState
+from holdfast.stores.sqlite.identity import FileIdentity
 from holdfast.stores.sqlite.store import SQLiteStore
 from holdfast.stores.sqlite.writer import Transaction, Writer
 from tests.conformance.support import ending, new_job, put, state_of, states_of, take
@@ -117,3 +120,17 @@ def test_lack_of_memory_is_an_error_of_the_library(tmp_path: Path) -> None:
     assert ended.stdout.startswith("Unavailable "), ended.stdout
     assert "out of memory" in ended.stdout
     assert ended.stdout.endswith("later\n")
+
+
+@pytest.mark.parametrize("look", ["check_side_files", "log_has_frame"])
+async def test_committed_call_succeeds_where_files_cannot_be_looked_at(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    await store.open()
+    monkeypatch.setattr(FileIdentity, look, refuse)
+    (job_id,) = await put(store)
+    assert await state_of(store, job_id) is JobState.QUEUED
+    await store.close()

@@ -272,8 +272,9 @@ class Writer:
                     connection.execute("rollback")
                 raise
             # Again: a program that opened the file since may not see this commit, so it is not acknowledged.
-            self._identity.check_side_files()
-            self._checkpoint_if_due()
+            with suppress(OSError):  # of looking at the files: the transaction is committed
+                self._identity.check_side_files()
+                self._checkpoint_if_due()
             return transaction, result
         except DRIVER_ERRORS as error:
             raise translate_error(error, self._path) from error

@@ -18,7 +18,7 @@ from holdfast.cli.base import task_names
 from holdfast.cli.context import Session, note_if_created
 from holdfast.cli.output import print_json, print_note
 from holdfast.core.dependencies import Dependency
-from holdfast.core.errors import Invalid, JobCancelled, JobFailed, ResultTimeout
+from holdfast.core.errors import Invalid, JobCancelled, JobFailed, ResultTimeout, Unavailable
 from holdfast.core.lifecycle import deferral_of, describe_outlook
 from holdfast.core.limits import Limit
 from holdfast.core.models import BulkResult, Job, NewJob, Reason
@@ -250,7 +250,12 @@ def _describe_interrupted(app: Holdfast, job: NewJob) -> str:
 def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHandle[Any]) -> None:
     """Prints the id to stdout, and a remark to stderr if the job existed."""
     if session.json:
-        print_json(to_builtins(job_document(app.sync.get(handle.id))) | {"created": handle.created})
+        try:
+            document = to_builtins(job_document(app.sync.get(handle.id)))
+        except Unavailable as error:  # no failure: its exit code would ask for a second submission
+            print_note(f"job {handle.id} is stored; {error}")
+            document = {"id": handle.id}
+        print_json(document | {"created": handle.created})
         return
     click.echo(handle.id)
     if not handle.created:
@@ -269,6 +274,8 @@ def await_end(app: Holdfast, handle: JobHandle[Any], timeout: str | None) -> int
         return 1
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted, but job {handle.id} is stored and goes on") from None
+    except Unavailable as error:  # exit code 1: that of the error would ask for a second submission
+        raise click.ClickException(f"job {handle.id} is stored and goes on, but the wait ended: {error}") from error
     return 0
 
 

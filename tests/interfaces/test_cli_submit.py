@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, JobHandle, JobState
+from holdfast import Holdfast, JobHandle, JobState, Unavailable
 from holdfast.cli import run as run_module
 from holdfast.cli import submission
 from holdfast.core.lifecycle import Failed, Succeeded
@@ -154,6 +154,18 @@ def test_ctrl_c_while_waiting_says_that_the_job_is_stored(cli: Cli, monkeypatch:
 
     monkeypatch.setattr(JobHandle, "result", interrupted)
     assert "is stored and goes on" in cli.fail("enqueue", "work", "--wait", code=130)
+
+
+async def _lose_store(*_: Any, **__: Any) -> Any:
+    raise Unavailable("the store is away")
+
+
+def test_outage_after_the_submission_names_the_stored_job(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = cli.run("enqueue", "work", "--key", "k").strip()
+    monkeypatch.setattr(JobHandle, "result", _lose_store)
+    assert f"job {job_id} is stored" in cli.fail("enqueue", "work", "--key", "k", "--wait", code=1)
+    monkeypatch.setattr(Holdfast, "get", _lose_store)
+    assert cli.json("enqueue", "work", "--key", "k") == {"id": job_id, "created": False}
 
 
 def test_interrupt_message_names_the_id_without_a_key(cli: Cli) -> None:

@@ -28,7 +28,7 @@ from holdfast.cli.output import (
     print_table,
 )
 from holdfast.cli.submission import server_time_us
-from holdfast.cli.watch_tag import TagWatcher
+from holdfast.cli.watch_tag import UNFINISHED, TagWatcher
 from holdfast.core.models import TERMINAL, Job
 from holdfast.core.redaction import Redaction
 from holdfast.core.validation import check_tag, parse_duration
@@ -55,8 +55,8 @@ _BAR = 40  # characters of the longest bar
 def watch(session: Session, *, job_id: str | None, tag: str | None, interval: str, lasting: str | None) -> int:
     """Watch queues and workers, or a job or a tag until its end. Ctrl-C stops.
 
-    Without a terminal it prints a line for each change. Watching a job, or a tag, exits 1 where one did not succeed;
-    a tag exits 75 where --for ended first.
+    Without a terminal it prints a line for each change. Watching a job, or a tag, exits 1 where one did not succeed,
+    75 where --for ended first, and 130 after Ctrl-C.
     """
     if tag is not None and job_id is not None:
         raise click.UsageError("watch one job by its ID, or all jobs of a --tag")
@@ -69,7 +69,9 @@ def watch(session: Session, *, job_id: str | None, tag: str | None, interval: st
                 return TagWatcher(session, app, check_tag(tag), pause, until).watch_tag()
             return watcher.watch_all() if job_id is None else watcher.watch_job(app.sync.get(job_id))
         except KeyboardInterrupt:
-            return 0
+            if tag is None and job_id is None:
+                return 0
+            raise
 
 
 class _Watcher:
@@ -102,7 +104,7 @@ class _Watcher:
                 if job.state in TERMINAL:
                     return 0 if job.state is JobState.SUCCEEDED else 1
                 if not self._wait([f"job:{job.id}"]):
-                    return 0
+                    return UNFINISHED
                 job = self._app.sync.get(job.id)
 
     @contextmanager

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _RATE_SECONDS = 30.0  # span over which the rate is taken
 _COST = 4.0  # a count may take a quarter of the time, at most
-_UNFINISHED = 75  # exit code, as of a timeout
+UNFINISHED = 75  # exit code, as of a timeout
 _FAILED = (JobState.DEAD, JobState.CANCELLED)
 
 
@@ -61,7 +61,7 @@ class TagWatcher:
                     if counts.ended == counts.total:
                         return 1 if any(counts.states[state] for state in _FAILED) else 0
                 if not self._wait(_COST * (time.monotonic() - begun)):
-                    return _UNFINISHED
+                    return UNFINISHED
 
     def _count(self) -> StateCounts | None:
         """Returns the counts; None while the store is away."""

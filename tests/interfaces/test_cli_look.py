@@ -200,6 +200,18 @@ def test_watching_a_job_ends_with_it(outcome: Failed | Succeeded, code: int, cli
     assert job_id in cli.run("watch", job_id, code=code)
 
 
+def test_watching_a_job_that_has_not_ended_does_not_exit_0(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = cli.run("enqueue", "work", "--tag", "t").strip()
+    assert job_id in cli.run("watch", job_id, "--for", "1ms", code=75)
+
+    async def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for name, words in {"get": [job_id], "count_states": ["--tag", "t"]}.items():
+        monkeypatch.setattr(Holdfast, name, interrupted)
+        cli.run("watch", *words, code=130)
+
+
 def test_doctor_finds_nothing_wrong_with_a_new_store(cli: Cli) -> None:
     cli.run("migrate")
     report = cli.json("doctor")

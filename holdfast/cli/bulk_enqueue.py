@@ -50,8 +50,12 @@ class Tally:
         self.created = 0
         self.duplicates = 0
         self.last_line = 0
+        self.sent_line = 0  # the last of the batch that was sent last
 
-    def __str__(self) -> str:
+    def describe(self, *, is_certain: bool) -> str:
+        if self.sent_line > self.last_line and not is_certain:
+            before = f"the jobs of lines 1 to {self.last_line} are stored, and " if self.last_line else ""
+            return f"{before}those of lines {self.last_line + 1} to {self.sent_line} may be stored"
         if not self.last_line:
             return "nothing is stored"
         return f"the jobs of lines 1 to {self.last_line} are stored, and none after them"
@@ -73,9 +77,12 @@ def enqueue_stream(
                 _store(session, app, jobs, tally)
                 progress(tally.created + tally.duplicates, jobs[-1].end)
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted: {tally}; with keys or ids, running it again is harmless") from None
+            raise Interrupted(
+                f"interrupted: {tally.describe(is_certain=False)}; with keys or ids, running it again is harmless"
+            ) from None
         except HoldfastError as error:
-            raise StreamStopped(f"{error}; {tally}", error.exit_code) from error
+            is_certain = not (getattr(error, "outcome", None) or any(getattr(error, "stored", ())))
+            raise StreamStopped(f"{error}; {tally.describe(is_certain=is_certain)}", error.exit_code) from error
     if not session.json:
         there = f", {tally.duplicates} were there already" if tally.duplicates else ""
         click.echo(f"{count_noun(tally.created, 'job')} stored{there}")
@@ -83,6 +90,7 @@ def enqueue_stream(
 
 
 def _store(session: Session, app: Holdfast, lines: list[StreamLine], tally: Tally) -> None:
+    tally.sent_line = lines[-1].number
     with nullcontext() if tally.last_line else note_if_created(app):
         handles = app.sync.enqueue_many([line.job for line in lines], batch_size=len(lines))
     tally.created += sum(handle.created for handle in handles)

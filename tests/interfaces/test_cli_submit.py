@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -220,6 +221,31 @@ def test_invalid_line_is_named_and_its_batch_not_stored(line: str, expected: str
     assert expected in given
     assert "the jobs of lines 1 to 2 are stored, and none after them" in given
     assert len(cli.json("list")["jobs"]) == 2
+
+
+UNCERTAIN = [
+    (Unavailable("the answer is lost", outcome="the job may be stored all the same"), 75),
+    (KeyboardInterrupt(), 130),
+]
+
+
+@pytest.mark.parametrize(("problem", "code"), UNCERTAIN)
+def test_batch_without_an_answer_may_be_stored(
+    problem: BaseException, code: int, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.run("migrate")
+    enqueue_many: Any = inspect.unwrap(Holdfast.enqueue_many)
+
+    async def lose_second(self: Holdfast, jobs: list[NewJob], **options: Any) -> Any:
+        handles = await enqueue_many(self, jobs, **options)
+        if len(jobs) == 1:
+            raise problem
+        return handles
+
+    monkeypatch.setattr(Holdfast, "enqueue_many", lose_second)
+    stream = _lines(*[{"task": "a"}] * 3)
+    given = cli.fail("enqueue", "--stream", "-", "--batch-size", "2", code=code, stdin=stream)
+    assert "the jobs of lines 1 to 2 are stored, and those of lines 3 to 3 may be stored" in given
 
 
 def test_an_empty_stream_stores_nothing(cli: Cli) -> None:

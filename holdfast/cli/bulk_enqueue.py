@@ -52,7 +52,7 @@ class Tally:
         self.last_line = 0
         self.sent_line = 0  # the last of the batch that was sent last
 
-    def describe(self, *, is_certain: bool) -> str:
+    def describe_stored(self, *, is_certain: bool) -> str:
         if self.sent_line > self.last_line and not is_certain:
             before = f"the jobs of lines 1 to {self.last_line} are stored, and " if self.last_line else ""
             return f"{before}those of lines {self.last_line + 1} to {self.sent_line} may be stored"
@@ -78,11 +78,11 @@ def enqueue_stream(
                 progress(tally.created + tally.duplicates, jobs[-1].end)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"interrupted: {tally.describe(is_certain=False)}; with keys or ids, running it again is harmless"
+                f"interrupted: {tally.describe_stored(is_certain=False)}; with keys or ids, running it again is harmless"
             ) from None
         except HoldfastError as error:
             is_certain = not (getattr(error, "outcome", None) or any(getattr(error, "stored", ())))
-            raise StreamStopped(f"{error}; {tally.describe(is_certain=is_certain)}", error.exit_code) from error
+            raise StreamStopped(f"{error}; {tally.describe_stored(is_certain=is_certain)}", error.exit_code) from error
     if not session.json:
         there = f", {tally.duplicates} were there already" if tally.duplicates else ""
         click.echo(f"{count_noun(tally.created, 'job')} stored{there}")

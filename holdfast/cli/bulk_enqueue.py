@@ -78,7 +78,7 @@ def enqueue_stream(
                 progress(tally.created + tally.duplicates, jobs[-1].end)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"interrupted: {tally.describe_stored(is_certain=False)}; with keys or ids, running it again is harmless"
+                f"interrupted: {tally.describe_stored(is_certain=False)}; with keys or ids, repeating it is harmless"
             ) from None
         except HoldfastError as error:
             is_certain = not (getattr(error, "outcome", None) or any(getattr(error, "stored", ())))

@@ -53,6 +53,7 @@ class Tally:
         self.sent_line = 0  # the last of the batch that was sent last
 
     def describe_stored(self, *, is_certain: bool) -> str:
+        """Returns which lines are stored. ``is_certain``: the answer to the latest batch is known."""
         if self.sent_line > self.last_line and not is_certain:
             before = f"the jobs of lines 1 to {self.last_line} are stored, and " if self.last_line else ""
             return f"{before}those of lines {self.last_line + 1} to {self.sent_line} may be stored"

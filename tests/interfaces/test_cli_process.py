@@ -340,7 +340,7 @@ def test_bar_of_a_tag_ends_with_its_run_and_on_ctrl_c(cli: Cli) -> None:
     cli.end(first, Succeeded())
     ended = _watch_tag(cli, lambda _: cli.run("cancel", second))
 
-    assert [code for _, code in (interrupted, ended)] == [0, 1]
+    assert [code for _, code in (interrupted, ended)] == [130, 1]
     assert "run-7  0 of 2 ended (0 %)" in interrupted[0]
     assert "run-7  1 of 2 ended (50 %)" in ended[0]
     assert "2 of 2 ended (100 %), 1 cancelled" in ended[0]

@@ -75,7 +75,7 @@ def run_attached(use: Callable[[ListenerLock], Awaitable[None]], time: _Time) ->
 
 
 def test_process_without_a_connection_claims_again_until_it_has_one(time: _Time) -> None:
-    """What is submitted before it listens is not notified of."""
+    """A job that is submitted before the process listens sends it no notification."""
 
     async def run() -> float:
         lock = ListenerLock(_SQL, "ready")

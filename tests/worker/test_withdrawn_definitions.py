@@ -1,4 +1,4 @@
-"""Schedules and limits that code declares no more, changed by another writer just as a worker removes them."""
+"""Removal of schedules and limits that the code no longer declares, while another writer changes them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def outrun(monkeypatch: pytest.MonkeyPatch, family: Any, verb: str, earlier: Any
 
 
 async def reconcile(home: str, monkeypatch: pytest.MonkeyPatch, owner: str | None, *, remove: bool) -> list[str | None]:
-    """What a worker does at its start with a schedule and a limit that its code declares no more, while another writer
-    gives both another owner, or removes them. Returns the owners of what is left."""
+    """Starts a worker whose code declares neither a schedule nor a limit of the store any more, while another writer
+    gives both a new owner, or removes them. Returns the owners of those that are left."""
     async with Holdfast(home, schedule_owner="shop") as app:
         store = await app.open_store()
         schedule = await app.schedules.add("old", app.draft_job("tick", {}), cron="* * * * *")

@@ -48,7 +48,7 @@ class ListenerLock:
         self._connection: Connection | None = None
         self.is_held = False
         """Notifications of the channel reach this process."""
-        self._is_wanted = kind == "ended"  # from the start; that of ready jobs by waits for them
+        self._is_wanted = kind == "ended"  # the lock of ready jobs only once a wait wants it
         self.changed = asyncio.Event()
         """Set when ``adjust_lock`` is to be called."""
         self._rechecks: list[float] = []

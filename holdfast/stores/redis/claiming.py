@@ -31,7 +31,7 @@ class ClaimStatus(IntEnum):
     DONE = 0
     MORE_TO_EXAMINE = 1  # ids, or partitions
     MORE_DUE = 2  # jobs that are not ready yet
-    NOT_ALL_EXAMINED = 3  # ids; enough jobs were claimed before
+    NOT_ALL_EXAMINED = 3  # ids that follow claimed jobs
 
 
 class RedisIdClaimBuilder:

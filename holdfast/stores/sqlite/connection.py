@@ -22,7 +22,7 @@ Automatic checkpoints are therefore off on every connection of ours, and ours ru
 BUSY_SECONDS = 5.0
 _PAUSE = 0.002  # seconds between attempts to turn a new file to WAL
 DRIVER_ERRORS = (sqlite3.Error, UnicodeEncodeError, OverflowError, MemoryError)
-"""What the driver raises: its own errors, and Python's for values it cannot hold and for SQLITE_NOMEM."""
+"""Errors of sqlite3: its own, those of Python for values it cannot store, and MemoryError for SQLITE_NOMEM."""
 
 _MISPLACED = frozenset(
     {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS}

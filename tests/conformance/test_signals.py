@@ -281,6 +281,16 @@ async def test_receiver_under_an_earlier_lease_gets_no_signal(store: Store, cloc
     assert await receive(store, again) == SignalReceipt(result='{"signal":1}')
 
 
+async def test_next_attempt_gets_no_signal_before_it_waits(store: Store, clock: ManualClock) -> None:
+    job = await running(store)
+    await receive(store, job)
+    await lose(store, clock, job)
+    (again,) = await take(store)
+    assert await send(store) == SentSignal(True, None)
+    assert await results_of(store, again) == []
+    assert await receive(store, again) == SignalReceipt(result='{"signal":1}')
+
+
 @pytest.mark.parametrize("how", ["cancel", "delete"])
 async def test_job_that_has_ended_receives_nothing(store: Store, how: str) -> None:
     job = await suspended(store)

@@ -391,13 +391,14 @@ def test_step_in_an_open_transaction_holds_its_job(place: Place) -> None:
                     )
                 ]
                 await asyncio.to_thread(until, lambda: place.execute(EXPIRED)[0][0], "the lease to end")
+                answers.append(await record(held.connection, NewStep(job.lease, "late", 1, True, "1", "w"), None))
                 assert await store.maintenance.find_expired_leases(limit=10) == []
                 (other,) = (
                     await store.queueing.claim(ClaimRequest("x", {"*": 9}, limit=9, lease_for=first.lease_for))
                 ).jobs
                 assert other.task == "other"
             recorded, held_alone, lost = StepReceipt(True, True), StepReceipt(True, False), StepReceipt(False, False)
-            assert answers == [recorded, held_alone, held_alone, recorded, lost, lost, lost]
+            assert answers == [recorded, held_alone, held_alone, recorded, lost, lost, lost, lost]
             assert [each.id for each in await store.maintenance.find_expired_leases(limit=10)] == [job.id]
             assert [step.name for step in await store.workflow.read_steps(job.id)] == ["charge", "ship"]
 

@@ -170,8 +170,12 @@ def test_store_records_a_step_under_its_lease_alone(app: Holdfast) -> None:
                     )
                 ]
                 assert await store.workflow.read_steps(lease.job_id) == []
+                connection.execute("update holdfast_job set lease_until = 1")
+                answers.append(
+                    await app.external_tx.record_step(connection, NewStep(lease, "late", 1, True, "1", "w"), None)
+                )
             recorded, held_alone, lost = StepReceipt(True, True), StepReceipt(True, False), StepReceipt(False, False)
-            assert answers == [recorded, held_alone, held_alone, recorded, lost, lost]
+            assert answers == [recorded, held_alone, held_alone, recorded, lost, lost, lost]
             assert [step.name for step in await store.workflow.read_steps(lease.job_id)] == ["charge", "ship"]
 
     asyncio.run(ask())

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from datetime import timedelta
 
 import pytest
 
 from holdfast import Holdfast
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.core.lifecycle import Failed, Outcome, Released, Succeeded, decide
+from holdfast.core.limits import Limit, LimitChange, LimitValues
 from holdfast.core.models import Job, JobFilter, JobState, Settlement
 from holdfast.core.retry import Retry
+from holdfast.core.steps import NewStep
+from holdfast.core.waits import Signal, SignalReceipt, SignalWait
 from holdfast.core.workers import LeaseStatus
 from holdfast.stores import open_store
 from holdfast.stores.connections.redis import load_scripts
@@ -408,3 +412,40 @@ async def test_a_full_server_refuses_submissions_and_lets_jobs_finish(kind: str)
 
             server.execute("CONFIG", "SET", "maxmemory", "0")
             assert (await store.queueing.submit([new_job()]))[0].created
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_full_server_lets_workflows_go_on_and_takes_no_new_work(kind: str) -> None:
+    hour = timedelta(hours=1)
+    with Redis(kind) as server:
+        async with opened(server.url(namespace="full")) as store:
+            limit = Limit(name="api", values=LimitValues(rate=1, period_us=3_600_000_000))
+            assert await store.limits.write_limit(LimitChange(limit, 0)) is not None
+            assert (await store.workflow.send_signal(Signal("kept", "kept", "1"))).is_new
+            job, other, last = [await running(store) for _ in range(3)]
+            server.execute("CONFIG", "SET", "maxmemory", "1")
+
+            assert await store.workflow.save_steps([NewStep(job.lease, "charge", 1, True, "1")]) == [True]
+            receipts = [
+                await store.workflow.receive_signal(SignalWait(NewStep(each.lease, topic, 2, True), topic, timeout))
+                for each, topic, timeout in ((job, "kept", hour), (other, "paid", hour), (last, "late", timedelta(0)))
+            ]
+            assert receipts == [
+                SignalReceipt(result='{"signal":1}'),
+                SignalReceipt(time_left=hour),
+                SignalReceipt(result='{"timed_out":true}'),
+            ]
+            assert await store.limits.take_tokens("api", 1) == timedelta(0)
+            assert await store.limits.take_tokens("api", 1) > timedelta(0)
+            await store.limits.pause_buckets(["api"], 10 * hour)
+            assert await store.limits.take_tokens("api", 1) > 9 * hour
+
+            with pytest.raises(Unavailable, match="is full"):
+                await store.workflow.send_signal(Signal("new", "nobody", "1"))
+            with pytest.raises(Unavailable, match="is full"):
+                await store.workflow.start_children(job.lease, [new_job()], job.worker or "")
+            assert (await store.workflow.send_signal(Signal("paid", "paid", "2"))).job_id == other.id
+            steps = [
+                (step.name, step.result) for each in (job, other) for step in await store.workflow.read_steps(each.id)
+            ]
+            assert steps == [("charge", "1"), ("kept", '{"signal":1}'), ("paid", '{"signal":2}')]

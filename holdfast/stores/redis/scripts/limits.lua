@@ -1193,6 +1193,7 @@ return uses
 
 -- name: take_tokens (admission)
 -- Takes tokens of a bucket. ARGV: 3 bucket, 4 number. Returns 0, or microseconds until they are available.
+allow_when_full()
 read_buckets({ ARGV[3] })
 local bucket = buckets[ARGV[3]]
 local has_rate = bucket.limit and bucket.limit.interval
@@ -1211,6 +1212,7 @@ return int(first - now)
 
 -- name: pause_buckets (admission)
 -- Pauses the buckets from ARGV[4] on for ARGV[3] microseconds; a pause that ends later stays. 0 ends every pause.
+allow_when_full()
 local pause_until = now + tonumber(ARGV[3])
 for n = 4, #ARGV do
     read_buckets({ ARGV[n] })

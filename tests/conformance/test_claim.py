@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
-from holdfast.core.models import JobState, Reason
+from holdfast.core.models import JobFilter, JobState, Reason
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.limited import limit
 from tests.conformance.support import (
@@ -215,6 +215,18 @@ async def test_queues_that_are_not_wanted_are_left_alone(store: Store) -> None:
 
     assert await take(store, capacity={"default": 5}) == []
     assert await take(store, capacity={}) == []
+
+
+@pytest.mark.parametrize("capacity", [{"a": 10, "b": 10}, {EVERY_QUEUE: 10}], ids=["named", "star"])
+async def test_queue_behind_many_cancelled_jobs_is_served_by_the_same_claim(
+    store: Store, capacity: dict[str, int]
+) -> None:
+    """Their number is what Redis reads in one script of a claim of ten: it ends with the last of them."""
+    await put(store, *[new_job(queue="a") for _ in range(410)])
+    await store.admin.cancel(JobFilter(queue="a"))
+    expected = await put(store, new_job(queue="b"))
+
+    assert await take_ids(store, 10, capacity) == expected
 
 
 async def test_the_star_serves_queues_in_turn_and_starves_none(store: Store) -> None:

@@ -33,6 +33,20 @@ async def test_healthy_jobs_behind_many_suspects_are_claimed(
     assert await take_ids(store, 200, max_must_start=200) == suspects[3:403:2]
 
 
+async def test_queue_behind_more_suspects_than_a_claim_skips_is_served(store: Store, keys: Keys) -> None:
+    suspects = await put(store, *[new_job(queue="a") for _ in range(5500)])
+    marking = keys.client.pipeline()
+    for job_id in suspects:
+        marking.hset(f"{keys.prefix}job:{job_id}", mapping={"claims": 1, "attempts": 1, "lost_leases": 1})
+    marking.execute()
+    expected = await put(store, new_job(queue="b"))
+
+    found = await claim(store, 10, {"a": 10, "b": 10}, max_must_start=0)
+
+    assert [job.id for job in found.jobs] == expected
+    assert not found.none_left
+
+
 async def test_quarantined_id_of_a_job_that_is_not_queued_is_dropped(
     store: Store, clock: ManualClock, keys: Keys
 ) -> None:

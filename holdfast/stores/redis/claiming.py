@@ -31,7 +31,6 @@ class ClaimStatus(IntEnum):
     DONE = 0
     MORE_TO_EXAMINE = 1  # ids, or partitions
     MORE_DUE = 2  # jobs that are not ready yet
-    NOT_ALL_EXAMINED = 3  # ids that follow claimed jobs
 
 
 class RedisIdClaimBuilder:
@@ -155,6 +154,7 @@ class RedisClaimBuilder:
         asked = self._asked.popleft()
         self._stopped_at_last_attempt, self._all_examined = bool(stopped), status == ClaimStatus.DONE
         may_scan = status == ClaimStatus.MORE_TO_EXAMINE and self._scans < _MAX_SCANS
+        may_scan = may_scan and (not self.jobs or bool(self._skipped))  # else the claimed jobs would wait for it
         again = status == ClaimStatus.MORE_DUE or may_scan or len(rows) >= asked
         again = again or (self._stopped_at_last_attempt and self._max_must_start > 0)  # by one that was not the first
         self.is_done = self.is_full or not again

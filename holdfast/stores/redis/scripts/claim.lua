@@ -2,7 +2,7 @@
 -- Common to the scripts that claim. ARGV: 3 worker, 4 lease in microseconds, 5 task of jobs written by hand.
 local worker, lease_until = ARGV[3], int(now + tonumber(ARGV[4]))
 local claimed, leases, claimed_count, claimed_by_spec = {}, {}, 0, {}
-local DONE, MORE_TO_EXAMINE, MORE_DUE, NOT_ALL_EXAMINED = 0, 1, 2, 3 -- status of a claim, as `ClaimStatus` in Python
+local DONE, MORE_TO_EXAMINE, MORE_DUE = 0, 1, 2 -- status of a claim, as `ClaimStatus` in Python
 
 -- A job with the fields that a claim needs; nil for a key of another type. Of a missing job all of them are false.
 local function read_job(id)
@@ -152,10 +152,10 @@ end
 -- ready first, 10 "1": claim although more jobs are due, 11 slots of unlisted queues or "", 12 the queue served
 -- last, 13 how many ids to skip at the head of each ready list, then name and slots of each named queue, in order.
 -- Returns 1 jobs, 2 promoted, 3 microseconds until the next job is due or -1, 4 quarantined, 5 lease end, 6 the queue served
--- last, 7 its status: MORE_DUE if nothing was claimed because more jobs are due, MORE_TO_EXAMINE or
--- NOT_ALL_EXAMINED if a list was not read to its end, 8 how many ids to skip next or "", 9 1 if it stopped at a job on its last attempt beyond max_must_start, 10 1 if a
--- requested queue has jobs under limits, 11 queues with limits whose ready jobs have no partition yet, none of which it
--- claims, 12 id and spec of each expired job.
+-- last, 7 its status: MORE_DUE if nothing was claimed because more jobs are due, MORE_TO_EXAMINE if it read as many ids
+-- as it may, 8 how many ids to skip next or "", 9 1 if it stopped at a job on its last attempt beyond max_must_start,
+-- 10 1 if a requested queue has jobs under limits, 11 queues with limits whose ready jobs have no partition yet, none
+-- of which it claims, 12 id and spec of each expired job.
 -- Needs no `allow_when_full`: its first write removes something (LPOP, ZREM), which Redis allows when its memory is full.
 local max_jobs, max_must_start, isolated = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
 local is_promoting, wildcard_slots, last_served = ARGV[9] == '1', tonumber(ARGV[11]), ARGV[12]
@@ -291,7 +291,7 @@ end
 local function claim_priority(queue, priority, free_slots)
     local list = ready_key(queue, priority)
     local skipped_ids = skipped[list] and safe_call('LPOP', list, skipped[list]) or {}
-    while free_slots > 0 and reads_left > 0 do
+    while free_slots > 0 and reads_left > 0 and #skipped_ids < MAX_SKIPPED do
         local ids = safe_call('LPOP', list, math.min(free_slots, reads_left))
         if not ids or #ids == 0 then
             break
@@ -318,10 +318,6 @@ local function claim_priority(queue, priority, free_slots)
     if skipped_ids[1] then
         push_back(list, skipped_ids, 1)
         skipped[list] = #skipped_ids
-    end
-    local may_look_further = #skipped_ids < MAX_SKIPPED and (claimed_count == 0 or #skipped_ids > 0)
-    if free_slots > 0 and reads_left <= 0 and may_look_further and call('LLEN', list) > #skipped_ids then
-        status = MORE_TO_EXAMINE
     end
     return free_slots
 end
@@ -431,7 +427,7 @@ if due == '0' and is_promoting and ARGV[10] ~= '1' then
 else
     claim_queues()
     write_leases()
-    status = status == DONE and reads_left <= 0 and NOT_ALL_EXAMINED or status
+    status = reads_left <= 0 and MORE_TO_EXAMINE or DONE
 end
 if loaded_transitions then
     loaded_transitions.write_ready()

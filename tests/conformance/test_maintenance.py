@@ -161,6 +161,23 @@ async def test_age_counts_from_the_end_of_the_job(store: Store, clock: ManualClo
     assert await store.maintenance.prune({"succeeded": 20 * SECOND}, limit=100) == 0
 
 
+async def test_job_that_ended_under_a_clock_far_ahead_keeps_no_other_from_being_pruned(
+    store: Store, clock: ManualClock
+) -> None:
+    year = 365 * 86_400
+    clock.advance(year)
+    ahead = await ended(store, JobState.SUCCEEDED)
+    clock.advance(-year)
+    for _ in range(2):
+        await ended(store, JobState.SUCCEEDED)
+    clock.advance(60)
+
+    assert await store.maintenance.prune({"succeeded": SECOND}, limit=100) == 2
+    assert await state_of(store, ahead) is JobState.SUCCEEDED
+    clock.advance(year)
+    assert await store.maintenance.prune({"succeeded": SECOND}, limit=100) == 1
+
+
 async def test_pruning_is_bounded(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job() for _ in range(25)])
     await store.admin.cancel(JobFilter())

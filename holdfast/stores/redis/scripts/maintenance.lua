@@ -133,16 +133,15 @@ allow_when_full()
 if state == 'succeeded' then
     while pruned < max_jobs and scanned < 2 * MAX_PER_SCRIPT and looks_left > 0 do
         local ended_at, id = string.match(safe_call('LINDEX', ended, 0) or '', '^(%d+):(.*)$')
-        if not id or tonumber(ended_at) > cutoff then
-            if not id then
-                call('LPOP', ended)
-            end
-            if call('LLEN', ended) == 0 or id then
+        if not id then
+            if not call('LPOP', ended) then
                 break
             end
+        elseif tonumber(ended_at) > cutoff and tonumber(ended_at) <= now then
+            break
         else
             local outcome = prune(id, tonumber(ended_at))
-            if outcome == 'kept' then
+            if outcome == 'kept' or outcome == 'recent' then -- recent: the clock was ahead when it ended
                 safe_call('ZADD', kept, NOW, id)
             end
             if outcome ~= 'later' then

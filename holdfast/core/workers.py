@@ -44,7 +44,7 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     """Resident bytes of the process; None: it does not say."""
     adds: bool = False
-    """True: ``succeeded`` and ``failed`` are added to what is stored. Not kept."""
+    """True: ``succeeded`` and ``failed`` are added to what is stored, again where an answer was lost. Not kept."""
     interval: timedelta | None = None
     """Time to its next heartbeat; None: it does not say. Not kept."""
 

@@ -1192,7 +1192,8 @@ finish()
 return uses
 
 -- name: take_tokens (admission)
--- Takes tokens of a bucket. ARGV: 3 bucket, 4 number. Returns 0, or microseconds until they are available.
+-- Takes tokens of a bucket. ARGV: 3 bucket, 4 number. Returns 0, or microseconds until they are available. Sent again
+-- as its answer was lost, it takes them again: the bucket gives too few once, never too many.
 allow_when_full()
 read_buckets({ ARGV[3] })
 local bucket = buckets[ARGV[3]]

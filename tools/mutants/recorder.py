@@ -185,13 +185,14 @@ def _statement_parts(root: Path) -> dict[str, set[str]]:
     for queries in sorted((root / "holdfast/stores").glob("*/queries.sql")):
         texts = {}
         for path in [*queries.parent.glob("migrations/*.sql"), queries]:
+            prefix = "" if path == queries else "holdfast."  # a statement and a function may have one name
             for name, _, text in parts_of(path.read_text(encoding="utf-8")):
-                texts[name] = (f"{path.relative_to(root)}::{name}", text)
+                texts[prefix + name] = (f"{path.relative_to(root)}::{name}", text)
         for name in texts:
             open_names, known = [name], {name}
             while open_names:
                 for groups in _INCLUDED.findall(texts[open_names.pop()][1]):
-                    inner = groups[0] or groups[1]
+                    inner = groups[0] or f"holdfast.{groups[1]}"
                     if inner in texts and inner not in known:
                         known.add(inner)
                         open_names.append(inner)

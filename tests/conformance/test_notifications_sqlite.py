@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+
+import pytest
 
 from holdfast.core.ids import new_id
 from holdfast.core.models import NewJob
+from holdfast.core.workers import WorkerCommand
+from holdfast.stores.base import Store
+from holdfast.stores.sqlite import notifications
 from holdfast.stores.sqlite.store import SQLiteStore
+from tests.conformance.support import LEASE, heartbeat, put, take
 
 
 def job() -> NewJob:
@@ -33,3 +40,52 @@ def test_commits_of_other_connections_change_the_data_version(tmp_path: Path) ->
     first, after_own, after_another = asyncio.run(versions(tmp_path / "jobs.db"))
     assert after_own == first
     assert after_another != first
+
+
+async def command_worker(store: Store) -> None:
+    assert await store.admin.send_command(WorkerCommand.DRAIN, ["w"]) == ["w"]
+
+
+async def cancel_its_job(store: Store) -> None:
+    (running,) = await take(store, worker="w")
+    await store.admin.cancel([running.id])
+
+
+@pytest.mark.parametrize("call", [command_worker, cancel_its_job])
+async def test_heartbeats_of_other_workers_cause_no_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Store], Awaitable[None]]
+) -> None:
+    """Its wait polls the file, and ends for a commit that its next heartbeat would bring, without a datagram."""
+    monkeypatch.setattr(notifications, "POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(notifications.Wakes, "_tell_others", lambda *_: None)
+    ours, theirs = SQLiteStore(str(tmp_path / "jobs.db")), SQLiteStore(str(tmp_path / "jobs.db"))
+    looked: asyncio.Queue[None] = asyncio.Queue()
+    try:
+        await ours.open()
+        await theirs.open()
+        await ours.queueing.heartbeat(heartbeat("w"), [], lease_for=LEASE)
+        await put(theirs)
+        wakes = ours._current().wakes
+        read_version = wakes._version
+
+        def look() -> int:
+            looked.put_nowait(None)
+            return read_version()
+
+        async def look_twice() -> None:
+            while not looked.empty():
+                looked.get_nowait()
+            for _ in range(2):
+                await looked.get()
+
+        monkeypatch.setattr(wakes, "_version", look)
+        waiting = asyncio.ensure_future(ours.queueing.wait(["worker:w"], timeout=60))
+        for _ in range(3):
+            await theirs.queueing.heartbeat(heartbeat("other"), [], lease_for=LEASE)
+            await asyncio.wait([waiting, asyncio.ensure_future(look_twice())], return_when=asyncio.FIRST_COMPLETED)
+            assert not waiting.done()
+        await call(theirs)
+        await asyncio.wait_for(waiting, 30)
+    finally:
+        await theirs.close()
+        await ours.close()

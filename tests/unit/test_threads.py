@@ -139,7 +139,7 @@ def test_notifying_and_registering_threads_do_not_interfere(tmp_path: Path) -> N
                 wakes.notify_committed({"queue:default", f"job:{number}"})
                 wakes.has_end_waiters()
             else:
-                wakes.wait_here(wanted, 0.0002, lambda: False)
+                wakes.wait_here(wanted, 0.0002, lambda: False, lambda: True)
         return []
 
     assert together(call) == []

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from holdfast.stores.common.waiters import PendingTopics, Waiter
 
+Check = Callable[[], bool]
 POLL_INTERVAL = 0.5  # seconds between polls of data_version
 _COARSE_MTIME_NS = 50_000_000  # a folder changed this recently is listed again: its time stamp is coarse
 _MAX_DATAGRAM = 8192  # bytes of a datagram; more ended jobs than fit are sent as job:*
@@ -32,10 +33,11 @@ _MAX_DATAGRAM = 8192  # bytes of a datagram; more ended jobs than fit are sent a
 class _Waiter(Waiter):
     """A waiter that looks at the file, too."""
 
-    __slots__ = ("lasting", "version")
+    __slots__ = ("concerns", "lasting", "version")
 
-    def __init__(self, topics: frozenset[str], wake: Callable[[], object]) -> None:
-        super().__init__(topics, wake)
+    def __init__(self, topics: Sequence[str], wake: Callable[[], object], concerns: Check) -> None:
+        super().__init__(frozenset(topics), wake)
+        self.concerns = concerns
         self.version = -1  # data_version when it last looked
         self.lasting = not any(topic.startswith("job:") for topic in topics)  # the same wait comes again and again
 
@@ -119,16 +121,14 @@ class Wakes:
             return self._sender
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def wait(self, topics: Sequence[str], timeout: float, is_done: Callable[[], bool]) -> None:
-        """Return at a notification of a topic, at any commit of another connection, or after ``timeout``.
+    async def wait(self, topics: Sequence[str], timeout: float, is_done: Check, concerns: Check) -> None:
+        """Return at a notification of a topic, a commit of another connection that concerns it, or after ``timeout``.
 
         Calls ``is_done`` once this waiter is registered, which finds an earlier change.
         """
         loop = asyncio.get_running_loop()
-        notifications = loop.create_future()
-        waiter = _Waiter(
-            frozenset(topics), lambda: loop.is_closed() or loop.call_soon_threadsafe(_resolve, notifications)
-        )
+        notified = asyncio.Event()
+        waiter = _Waiter(topics, lambda: loop.is_closed() or loop.call_soon_threadsafe(notified.set), concerns)
         listening = self._enlist(waiter)
         for sock in listening:
             self._add_reader(loop, sock)
@@ -136,19 +136,21 @@ class Wakes:
             if self._was_notified(waiter) or is_done():
                 return
             deadline = loop.time() + timeout
-            while not notifications.done() and (left := deadline - loop.time()) > 0:
-                await asyncio.wait([notifications], timeout=min(left, POLL_INTERVAL))
-                if not notifications.done() and self._moved(waiter):
+            while not notified.is_set() and (left := deadline - loop.time()) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, POLL_INTERVAL)):
+                        await notified.wait()
+                if not notified.is_set() and self._moved(waiter):
                     return
         finally:
             for sock in listening:
                 self._remove_reader(loop, sock)
             self._delist(waiter)
 
-    def wait_here(self, topics: Sequence[str], timeout: float, is_done: Callable[[], bool]) -> None:
+    def wait_here(self, topics: Sequence[str], timeout: float, is_done: Check, concerns: Check) -> None:
         """``wait`` for a thread without an event loop."""
         receiver, notified = socket.socketpair()
-        waiter = _Waiter(frozenset(topics), lambda: _poke(notified))
+        waiter = _Waiter(topics, lambda: _poke(notified), concerns)
         listening = self._enlist(waiter)
         try:
             if self._was_notified(waiter) or is_done():
@@ -213,13 +215,11 @@ class Wakes:
         return self._moved(waiter) or missed
 
     def _moved(self, waiter: _Waiter) -> bool:
-        """Returns True if another connection has committed since this waiter last looked."""
-        version = self._version()
-        moved = version != waiter.version
-        waiter.version = version
+        """Returns True if another connection has committed what concerns this waiter since it last looked."""
+        before, waiter.version = waiter.version, self._version()
         if waiter.lasting:
-            self._seen[waiter.topics] = version
-        return moved
+            self._seen[waiter.topics] = waiter.version
+        return waiter.version != before and waiter.concerns()
 
     def _receive(self, sock: socket.socket) -> None:
         topics = {topic for topic in _received(sock) if ":" in topic}
@@ -273,11 +273,6 @@ def _bind(address: Path) -> tuple[socket.socket, Path] | None:
 def _poke(sock: socket.socket) -> None:
     with suppress(OSError):  # the waiter has just gone
         sock.send(b".")
-
-
-def _resolve(notifications: asyncio.Future[None]) -> None:
-    if not notifications.done():
-        notifications.set_result(None)
 
 
 def _datagram(topics: set[str], for_ends: bool) -> bytes:

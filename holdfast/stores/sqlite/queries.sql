@@ -634,6 +634,10 @@ on conflict (id) do update set
     seen_at = excluded.seen_at, alive_until = excluded.alive_until
 returning command;
 
+-- own: any_called
+select exists (select 1 from holdfast_worker where command <> 'none' and id in (select value from json_each(:workers)))
+    or exists (select 1 from holdfast_job where cancelling = 1 and worker in (select value from json_each(:workers)));
+
 -- name: delete_worker
 delete from holdfast_worker where id = :worker;
 

@@ -383,18 +383,21 @@ class SqliteQueueing(LimitedFamily):
 
     # ── wait ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        opened = self._opened()
-        job_ids = jobs_of_topics(topics)
+        wakes, search = self._opened().wakes, self._opened().lookup.run_search
+        job_ids, workers = jobs_of_topics(topics), as_json(topic.removeprefix("worker:") for topic in topics)
 
         def is_done() -> bool:
-            return bool(job_ids) and opened.lookup.run_search(
-                lambda reader: Reads(self._sql).any_finished(reader, job_ids)
+            return bool(job_ids) and search(lambda reader: Reads(self._sql).any_finished(reader, job_ids))
+
+        def concerns() -> bool:  # a heartbeat that each commit caused would cause one of each other worker
+            return not all(topic.startswith("worker:") for topic in topics) or search(
+                lambda reader: bool(read_value(reader, self._sql["any_called"], {"workers": workers}))
             )
 
         if running_loop() is None:
-            opened.wakes.wait_here(topics, timeout, is_done)
+            wakes.wait_here(topics, timeout, is_done, concerns)
         else:
-            await opened.wakes.wait(topics, timeout, is_done)
+            await wakes.wait(topics, timeout, is_done, concerns)
 
 
 def _log_columns(line: NewLine) -> tuple[str, str, str | None]:

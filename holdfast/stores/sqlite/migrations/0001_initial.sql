@@ -45,6 +45,7 @@ create index holdfast_job_waiting_any_queue on holdfast_job (run_at) where state
 create index holdfast_job_due on holdfast_job (queue, run_at) where state in (1, 3);
 create index holdfast_job_due_any_queue on holdfast_job (run_at) where state in (1, 3);
 create index holdfast_job_lease on holdfast_job (lease_until) where state = 2;
+create index holdfast_job_cancelling on holdfast_job (worker) where cancelling = 1;
 create index holdfast_job_unsuccessful on holdfast_job (state) where state > 5; -- the dead and the cancelled, in order of seq
 create index holdfast_job_ended on holdfast_job (state, ended_at, queue) where state >= 5; -- queue: counts read nothing else
 

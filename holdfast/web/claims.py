@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
-from holdfast.core.errors import HoldfastError, Invalid
+from holdfast.core.errors import HoldfastError, Invalid, StoreReplaced, Unavailable
 from holdfast.core.models import Job
 from holdfast.core.workers import WorkerCommand, WorkerHeartbeat
 from holdfast.tasks.codec import RawText
@@ -34,7 +34,7 @@ from holdfast.web.lease_tokens import (
     token_of,
     worker_of,
 )
-from holdfast.web.long_poll import ClaimResult, PendingClaim, RemoteClaimRequest
+from holdfast.web.long_poll import OUTAGE_PAUSE, ClaimResult, PendingClaim, RemoteClaimRequest
 from holdfast.web.messages import ApiResponse, json_response, wait_disconnected
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 from holdfast.worker.policy import timeout_of
@@ -302,18 +302,23 @@ class _LongPollClaim:
         return await self._pending_claims.cancel_claim(pending)
 
     async def _wait(self, pending: PendingClaim, wait: float) -> None:
-        """Waits for jobs, at most ``wait`` seconds; sends heartbeats, so the worker stays listed."""
+        """Waits at most ``wait`` seconds, also for a store that is away; sends heartbeats: the worker stays listed."""
         clock, interval = self._call.app.clock, self._call.app.settings.heartbeat.total_seconds()
         deadline = clock.monotonic() + wait
         while self.command is not WorkerCommand.STOP and (left := deadline - clock.monotonic()) > 0:
-            await clock.run_bounded(self._wait_for_event(pending.result, left), min(left, interval))
-            if pending.result.done() or self._gone.done() or not self._call.is_still_authorized():
-                return
-            capacity, others = await allowed_capacity(self._call, self._capacity)
-            request = msgspec.structs.replace(self._request, capacity=capacity, others=others)
-            self._pending_claims.update_request(pending, request)
-            reply = await self._call.remote_workers.renew_heartbeat(self._heartbeat, self._request.lease_for)
-            self.command = reply.command
+            try:
+                await clock.run_bounded(self._wait_for_event(pending.result, left), min(left, interval))
+                if pending.result.done() or self._gone.done() or not self._call.is_still_authorized():
+                    return
+                capacity, others = await allowed_capacity(self._call, self._capacity)
+                request = msgspec.structs.replace(self._request, capacity=capacity, others=others)
+                self._pending_claims.update_request(pending, request)
+                reply = await self._call.remote_workers.renew_heartbeat(self._heartbeat, self._request.lease_for)
+                self.command = reply.command
+            except StoreReplaced:
+                raise
+            except Unavailable:
+                await clock.sleep(min(left, OUTAGE_PAUSE))
 
     async def _wait_for_event(self, result: asyncio.Future[ClaimResult], seconds: float) -> None:
         """Waits for jobs, a disconnect, or a notification for this worker."""

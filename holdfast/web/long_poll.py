@@ -15,14 +15,15 @@ from datetime import timedelta
 import msgspec
 
 from holdfast.core.clock import wait_first
-from holdfast.core.errors import HoldfastError
-from holdfast.core.events import ApiStopping, Event
+from holdfast.core.errors import HoldfastError, StoreReplaced, Unavailable
+from holdfast.core.events import ApiStopping, Event, StoreTrouble
 from holdfast.core.models import Claim, Job
 from holdfast.stores.base import ClaimRequest
 from holdfast.web.remote_workers import RemoteWorkers
 from holdfast.worker.reporting import emit_claim
 
 _MAX_SEARCH = 5.0  # seconds for which a claim that meets only unknown tasks gives them back and claims again
+OUTAGE_PAUSE = 0.5  # seconds until a pending claim asks again a store that is away
 _MIN_PAUSE = 0.01  # seconds between two rounds, even if a job is due
 _QUARANTINE_MEMORY = 60.0  # seconds to expect a quarantined job after one was seen
 
@@ -40,6 +41,11 @@ class RemoteClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     lease_for: timedelta
     tasks: frozenset[str] | None = None
     is_idle: bool = False
+
+    @property
+    def open_queues(self) -> frozenset[str]:
+        """The queues that have room."""
+        return frozenset(queue for queue, slots in self.capacity.items() if slots)
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
@@ -200,7 +206,7 @@ class PendingClaims:
         return await asyncio.shield(pending.result)
 
     async def _serve_pending(self) -> None:
-        """While claims wait: claims for each, then waits for notifications."""
+        """While claims wait: claims for each, then waits for notifications, or for a store that is away."""
         while self._pending:
             self._changed.clear()
             try:
@@ -208,6 +214,10 @@ class PendingClaims:
                 if self._pending:
                     await self._wait_for_event(due)
             except HoldfastError as error:
+                if isinstance(error, Unavailable) and not isinstance(error, StoreReplaced):
+                    self._app.events.emit(StoreTrouble(service="api", error=str(error), retry_in=OUTAGE_PAUSE))
+                    await self._app.clock.sleep(OUTAGE_PAUSE)
+                    continue
                 for pending in list(self._pending):
                     del self._pending[pending]
                     pending.result.set_exception(error)
@@ -217,17 +227,20 @@ class PendingClaims:
         due = math.inf
         without_jobs: set[tuple[frozenset[str], bool]] = set()
         for pending in list(self._pending):
-            wanted = (
-                frozenset(queue for queue, slots in pending.request.capacity.items() if slots),
-                pending.request.is_idle,
-            )
+            wanted = pending.request.open_queues, pending.request.is_idle
             if pending not in self._pending or wanted in without_jobs:
                 continue
             del self._pending[pending]  # ``cancel_claim`` waits for the result from here on
             try:
                 result = await self.claim_now(pending.request)
+            except HoldfastError as error:
+                if pending.is_cancelled or self._closed:
+                    pending.result.set_exception(error)
+                else:
+                    self._pending[pending] = None  # it waits on, or ends with the others
+                raise
             except BaseException as error:
-                pending.result.set_exception(error if isinstance(error, HoldfastError) else HoldfastError(str(error)))
+                pending.result.set_exception(HoldfastError(str(error)))
                 raise
             if result.jobs or pending.is_cancelled or self._closed:
                 pending.result.set_result(result)
@@ -242,14 +255,7 @@ class PendingClaims:
         """Waits until a job may be ready or is due, or the pending claims have changed."""
         clock, poll = self._app.clock, self._app.settings.poll.total_seconds()
         store = await self._app.open_store()
-        topics = sorted(
-            {
-                f"queue:{queue}"
-                for pending in self._pending
-                for queue, slots in pending.request.capacity.items()
-                if slots
-            }
-        )
+        topics = sorted({f"queue:{queue}" for pending in self._pending for queue in pending.request.open_queues})
         longest = max(_MIN_PAUSE, min(poll, due))
         waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._changed.wait())]
         if topics:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.errors import Unavailable
 from holdfast.core.events import LeaseAcquired
 from tests.web.client import Api
 
@@ -52,3 +53,43 @@ def test_claim_has_waited_until_its_jobs_were_claimed(api: Api, clock: ManualClo
 def test_claim_without_jobs_has_waited_0(api: Api, clock: ManualClock) -> None:
     answer = api.run(claim_slowly(api, clock, wait=5, submit_after=3600))
     assert (answer["jobs"], answer["waited"]) == ([], 0)
+
+
+def test_waiting_claims_outlast_a_short_absence_of_the_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First their notifications cannot be had, then the store refuses the claims that a notification causes."""
+    refused = {"claim": 0, "wait": 4}
+    both_wait, waiting = asyncio.Event(), set[str]()
+
+    def refuse(verb: str) -> None:
+        if refused[verb]:
+            refused[verb] -= 1
+            raise Unavailable("the store has just gone")
+
+    async def claim_meanwhile() -> list[Any]:
+        queueing = type((await api.app.open_store()).queueing)
+        claim, wait = queueing.claim, queueing.wait
+
+        async def refusing_claim(self: Any, request: Any) -> Any:
+            refuse("claim")
+            return await claim(self, request)
+
+        async def refusing_wait(self: Any, topics: Any, **options: Any) -> None:
+            refuse("wait")
+            waiting.update(topics)
+            if {"worker:js-0", "worker:js-1"} <= waiting:
+                both_wait.set()
+            await wait(self, topics, **options)
+
+        monkeypatch.setattr(queueing, "claim", refusing_claim)
+        monkeypatch.setattr(queueing, "wait", refusing_wait)
+        bodies = [{"worker": f"js-{number}", "wait": 40, "limit": 1} for number in range(2)]
+        claims = [asyncio.ensure_future(api.send("POST", "/v1/claims", json=body)) for body in bodies]
+        await asyncio.wait([*claims, asyncio.ensure_future(both_wait.wait())], return_when=asyncio.FIRST_COMPLETED)
+        refused["claim"] = 3
+        for _ in claims:
+            await api.send("POST", "/v1/jobs", json={"task": "work", "payload": {}})
+        return [answer.json() for answer in await asyncio.gather(*claims)]
+
+    answers = api.run(claim_meanwhile())
+    assert [len(answer.get("jobs", ())) for answer in answers] == [1, 1], answers
+    assert refused == {"claim": 0, "wait": 0}

@@ -42,7 +42,7 @@ class StepsRecorded(MetricEvent, frozen=True, kw_only=True):
 
 
 class BatchSettled(MetricEvent, frozen=True, kw_only=True):
-    """A batch of settlements was written. ``succeeded``: by task, the seconds of each job that succeeded."""
+    """``size`` settlements were written together. ``succeeded``: by task, the seconds of each job that succeeded."""
 
     size: int
     succeeded: Mapping[str, Sequence[float]]

@@ -138,7 +138,7 @@ class RemoteWorkers:
             if not answer.locked:
                 self._emit_answer(worker, ending.job, settlement, answer, seconds)
         if self.app.events.has_subscriber(BatchSettled):
-            measure_settled(self.app.events, len(endings), succeeded)
+            measure_settled(self.app.events, sum(answer.accepted for answer in answers), succeeded)
         return answers
 
     async def _with_deferred(self, endings: Sequence[RemoteEnding]) -> Sequence[RemoteEnding]:

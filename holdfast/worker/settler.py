@@ -119,7 +119,8 @@ class Settler:
         shared.wake_fetcher(last_attempts)
         shared.succeeded += len(succeeded)
         if shared.events.has_subscriber(BatchSettled):
-            measure_settled(shared.events, len(batch), [(run.job.task, run.seconds) for run in succeeded])
+            accepted = sum(answer.accepted for answer in answers)
+            measure_settled(shared.events, accepted, [(run.job.task, run.seconds) for run in succeeded])
 
     def _retry_later(self, run: TaskRun) -> None:
         """Schedules another try for a locked job; the rest of its batch is settled."""

@@ -11,7 +11,8 @@ import psycopg
 from psycopg import sql
 
 from holdfast import Holdfast, JobState
-from holdfast.core.events import JobSucceeded, LeaseLost, StoreTrouble
+from holdfast.core.events import Event, JobSucceeded, LeaseLost, StoreTrouble
+from holdfast.core.metric_events import BatchSettled
 from holdfast.worker.worker import Worker
 from tests.worker.support import Recorder, forever, harness
 
@@ -25,7 +26,13 @@ def _lock_job(home: str, job_id: str) -> Iterator[None]:
 
 
 async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast, home: str) -> None:
-    events = Recorder(app)
+    events, batches = Recorder(app), list[int]()
+
+    def note_size(event: Event) -> None:
+        assert isinstance(event, BatchSettled)
+        batches.append(event.size)
+
+    app.events.subscribe(note_size, BatchSettled)
     all_run, go = asyncio.Barrier(6), asyncio.Event()
 
     @app.task("work")
@@ -50,6 +57,7 @@ async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast,
         await serving
     assert {event.job_id for event in events.of(JobSucceeded)} == {job.id for job in [*jobs, later]}
     assert events.of(LeaseLost) == []
+    assert sum(batches) == 6  # of its tries while it was locked none is counted
 
 
 async def test_lock_is_reported_once_it_has_been_held_for_two_seconds(app: Holdfast, home: str) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from holdfast.app.handle import JobHandle, JobOwner
 from holdfast.app.limits import check_replacement, found_definition, found_own, lost_race, warn_of_foreign
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
-from holdfast.core.errors import Conflict, Invalid, NotFound
+from holdfast.core.errors import Conflict, Invalid, NotFound, QueueFull, Unavailable
 from holdfast.core.events import DeclarationIgnored, Events
 from holdfast.core.ids import new_id
 from holdfast.core.models import MICROSECOND, Job, NewJob, Submitted, to_datetime, to_microseconds
@@ -233,7 +233,7 @@ class ScheduleManager:
     ) -> list[JobHandle[Any]]:
         """Submit the jobs of all ticks from ``start`` to before ``end``, at most 10,000. A tick whose job is still in
         the store is not run again: its handle says ``created=False``. ``dry_run``: nothing is submitted, and
-        ``created`` says which jobs would be."""
+        ``created`` says which jobs would be. Unavailable and QueueFull say how many are stored by then."""
         schedule = await self._get(name)
         first, last = parse_instant(start, "start"), parse_instant(end, "end")
         if first >= last:
@@ -248,7 +248,17 @@ class ScheduleManager:
         jobs = [replace(tick_job(schedule, tick), delay=None) for tick in ticks]
         if dry_run:
             return await self._find_handles([job.id for job in jobs])
-        return [await self._app.submit(job) for job in jobs]
+        handles: list[JobHandle[Any]] = []
+        for job in jobs:
+            try:
+                handles.append(await self._app.submit(job))
+            except (QueueFull, Unavailable) as error:
+                known = f"{len(handles):,} of {len(jobs):,} jobs are stored; repeat the backfill to submit the others"
+                stopped = type(error)(f"{error}; {known}")
+                if isinstance(stopped, Unavailable):
+                    stopped.outcome = known
+                raise stopped from error
+        return handles
 
     async def _find_handles(self, job_ids: Sequence[str]) -> list[JobHandle[Any]]:
         """Handles of jobs that may be stored; ``created``: they are not."""

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from holdfast import JobHandle
 from holdfast.core.alerts import keep_alerts
-from holdfast.core.errors import NotFound
+from holdfast.core.errors import NotFound, QueueFull, Unavailable
+from holdfast.core.models import NewJob
 from holdfast.core.schedule import ALERTS_SCHEDULE, ScheduleChange
 from tests.web.client import Api
 from tests.web.keyed import Keys, ask, refused
@@ -107,6 +109,28 @@ def test_backfill_submits_each_run_of_a_range_once(api: Api) -> None:
     assert planned == first
     again = api.post("/v1/schedules/nightly/backfill", {**days, "end": "2020-01-05T00:00:00Z"})
     assert (len(again["created"]), again["existing"]) == (1, first["created"])
+
+
+@pytest.mark.parametrize("error", [Unavailable("the store has just gone"), QueueFull("it is full")])
+def test_backfill_that_stops_halfway_says_what_is_stored(
+    api: Api, monkeypatch: pytest.MonkeyPatch, error: Unavailable | QueueFull
+) -> None:
+    api.post("/v1/schedules", {**NIGHTLY, "zone": "UTC"}, 201)
+    days = {"start": "2020-01-01T00:00:00Z", "end": "2020-01-04T00:00:00Z"}
+    submit, submitted = api.app.submit, list[str]()
+
+    async def submit_two(job: NewJob, *, connection: Any = None) -> JobHandle[Any]:
+        if len(submitted) == 2:
+            raise error
+        submitted.append(job.id)
+        return await submit(job, connection=connection)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api.app, "submit", submit_two)
+        problem = api.refused("POST", "/v1/schedules/nightly/backfill", error.http_status, json=days)
+    assert problem["detail"].endswith("; 2 of 3 jobs are stored; repeat the backfill to submit the others")
+    again = api.post("/v1/schedules/nightly/backfill", days)
+    assert (len(again["created"]), again["existing"]) == (1, submitted)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
+_SINCE_BOOT: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
@@ -53,10 +54,13 @@ async def run_first(*calls: Coroutine[Any, Any, object]) -> None:
 
 
 class SystemClock:
-    """The monotonic clock of the machine."""
+    """The clock of the machine. Where it can, it goes on while the machine is suspended, as leases do."""
 
-    monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(asyncio.sleep)
+
+    def monotonic(self) -> float:
+        """See ``Clock``."""
+        return time.clock_gettime(_SINCE_BOOT)
 
     async def run_bounded(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
         """See ``Clock``."""

@@ -127,3 +127,14 @@ def test_hook_may_be_a_plain_function(inner: Api) -> None:
 def test_user_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         ConsoleUser(**given)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_processes_with_one_file_of_keys_take_forms_of_each_other(home: str, tmp_path: Path, is_shared: bool) -> None:
+    file = tmp_path / "keys.toml"
+    file.touch(0o600)
+    with Api(home, **({"keys_file": str(file)} if is_shared else {})) as inner:
+        here, there = visit_as(inner, "anna"), visit_as(inner, "anna")
+        token = here.token()
+        there.client.cookies = here.client.cookies
+        assert there.send("/queues/mail/pause", token=token).status_code == (303 if is_shared else 403)

@@ -198,9 +198,7 @@ class LimitManager:
                     await self._withdraw(limit.name, owner)
         for draft in refused:  # one that was removed just now may have stood in its way
             if problem := await self._declare(draft, owner):
-                remedy = "correct it, and restart the worker"
-                name = f"limit {draft.name}"
-                self._app.events.emit(DeclarationIgnored(declared=name, problem=problem, remedy=remedy))
+                warn_ignored(f"limit {draft.name}", problem, self._app.events)
 
     async def _withdraw(self, name: str, owner: str) -> None:
         with suppress(NotFound):
@@ -243,7 +241,7 @@ class LimitManager:
     async def _change(self, name: str, change: Callable[[Limit | None], Limit], *, remove: bool = False) -> Limit:
         """Writes, or removes, the limit that ``change`` makes of the present one; again if another write came first."""
         store = await self._app.open_store()
-        for _ in range(_TRIES):
+        for attempt in range(_TRIES):
             limits = await self._read()
             known = limits.get(name)
             changed = change(known)
@@ -256,7 +254,8 @@ class LimitManager:
             changed = replace(changed, unassigned=_unassigned_places(known, changed))
             if changed != known:
                 _check_number(limits, changed)
-                revision = await store.limits.write_limit(LimitChange(changed, 0 if known is None else known.revision))
+                expected = -(attempt % 2) if known is None else known.revision  # the next time replaces a spoiled one
+                revision = await store.limits.write_limit(LimitChange(changed, expected))
                 if revision is None:
                     continue
                 self._app.forget_limits()
@@ -397,12 +396,16 @@ def check_replacement(what: str, known: Limit | Schedule, *, replace_existing: b
 
 
 def lost_race(what: str) -> Conflict:
-    """Returns the error of a change that others came before, each time, or that a spoiled document prevents."""
-    return Conflict(f"{what} is changed by others at this moment, or stored and cannot be read; try again")
+    """Returns the error of a change that others came before, each time."""
+    return Conflict(f"{what} is changed by others at this moment; try again")
+
+
+def warn_ignored(what: str, problem: str, events: Events, remedy: str = "correct it, and restart the worker") -> None:
+    """Emits that a declaration has no effect."""
+    events.emit(DeclarationIgnored(declared=what, problem=problem, remedy=remedy))
 
 
 def warn_of_foreign(what: str, known: Limit | Schedule, events: Events) -> None:
     """Emits that a declaration has no effect, since another application or an operator has one of its name."""
     by = "an operator made it" if known.owner is None else f"the code of {known.owner} declares it"
-    remedy = "remove it, or give the one in your code another name"
-    events.emit(DeclarationIgnored(declared=what, problem=f"{by}, and so it stays", remedy=remedy))
+    warn_ignored(what, f"{by}, and so it stays", events, "remove it, or give the one in your code another name")

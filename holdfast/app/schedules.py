@@ -13,10 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.app.handle import JobHandle, JobOwner
-from holdfast.app.limits import check_replacement, found_definition, found_own, lost_race, warn_of_foreign
+from holdfast.app.limits import check_replacement, found_definition, found_own, lost_race, warn_ignored, warn_of_foreign
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.errors import Conflict, Invalid, NotFound, QueueFull, Unavailable
-from holdfast.core.events import DeclarationIgnored, Events
+from holdfast.core.events import Events
 from holdfast.core.ids import new_id
 from holdfast.core.models import MICROSECOND, Job, NewJob, Submitted, to_datetime, to_microseconds
 from holdfast.core.portal import requires_loop
@@ -287,9 +287,7 @@ class ScheduleManager:
             try:
                 await self._change(name, _declaring(replace(draft, owner=owner), self._app.events))
             except Conflict as error:
-                remedy = "correct it, and restart the worker"
-                declared_name = f"schedule {name}"
-                self._app.events.emit(DeclarationIgnored(declared=declared_name, problem=str(error), remedy=remedy))
+                warn_ignored(f"schedule {name}", str(error), self._app.events)
         store = await self._app.open_store()
         after = ""
         while page := await store.schedules.read_schedules(after=after, limit=_PAGE):
@@ -299,27 +297,25 @@ class ScheduleManager:
                     await self._withdraw(known)
 
     async def _withdraw(self, known: Schedule) -> None:
+        what = f"schedule {known.name}"
         if self._app.settings.schedule_owner is None and self._app.registry.get(known.job.task) is None:
-            self._app.events.emit(
-                DeclarationIgnored(
-                    declared=f"schedule {known.name}",
-                    problem=f"its task {known.job.task} is not registered here, and no code of this application "
-                    "declares it",
-                    remedy=f"remove it (holdfast schedule remove {known.name}), or give each application that shares "
-                    "this store a schedule_owner of its own",
-                )
+            warn_ignored(
+                what,
+                f"its task {known.job.task} is not registered here, and no code of this application declares it",
+                self._app.events,
+                f"remove it (holdfast schedule remove {known.name}), or give each application that shares this store a "
+                "schedule_owner of its own",
             )
             return
-        name, owner = known.name, known.owner
         with suppress(NotFound):
-            await self._change(name, lambda found: found_own(found, owner, f"schedule {name}"), remove=True)
+            await self._change(known.name, lambda found: found_own(found, known.owner, what), remove=True)
 
     async def _change(
         self, name: str, change: Callable[[Schedule | None], Schedule | None], *, remove: bool = False
     ) -> Schedule:
         """Writes or removes what ``change`` makes of the schedule, again after a concurrent write; None: keeps it."""
         store = await self._app.open_store()
-        for _ in range(_TRIES):
+        for attempt in range(_TRIES):
             found = await store.schedules.read_schedules(name)
             known = next(iter(found if remove else without_alerts(found)), None)  # to remove alerts forgets them
             changed = change(known)
@@ -328,9 +324,8 @@ class ScheduleManager:
                 return known
             if known is None or changed.timing != known.timing or changed.start_us != known.start_us:
                 changed = await self._started(changed)
-            revision = await store.schedules.write_schedule(
-                ScheduleChange(changed, 0 if known is None else known.revision, remove=remove)
-            )
+            expected = -(attempt % 2) if known is None else known.revision  # the next time replaces a spoiled one
+            revision = await store.schedules.write_schedule(ScheduleChange(changed, expected, remove=remove))
             if revision is not None:
                 return replace(changed, revision=revision)
         raise lost_race(f"schedule {name}")

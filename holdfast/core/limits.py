@@ -114,7 +114,7 @@ def token_change(old: Limit | None, new: Limit) -> dict[str, int] | None:
 
 
 class LimitChange(msgspec.Struct, frozen=True):
-    """A write of one limit. ``expected``: the revision it replaces; 0: there is none yet. ``remove``: delete it."""
+    """A write of one limit. ``expected``: the revision it replaces; 0: there is none yet; -1: any."""
 
     limit: Limit
     expected: int

@@ -113,7 +113,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ScheduleChange(msgspec.Struct, frozen=True):
     """A write of one schedule, with the jobs of its ticks, in one transaction.
 
-    ``expected``: the revision it replaces; 0: there is no schedule of this name. ``remove``: delete it.
+    ``expected``: the revision it replaces; 0: there is no schedule of this name; -1: any. ``remove``: delete it.
     """
 
     schedule: Schedule

@@ -192,7 +192,7 @@ def decode_stored(kind: str, decode: Callable[[str | bytes], S], rows: Iterable[
         try:
             found.append(replace(decode(document), revision=int(revision)))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            text = "a stored %s cannot be read, and is left out: %s; remove its row, and add it again"
+            text = "a stored %s cannot be read, and is left out: %s; declare it, or add it, again"
             logging.getLogger(__name__).warning(text, kind, error)
     return found
 

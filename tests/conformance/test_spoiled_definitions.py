@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
+from holdfast.core.limits import Limit, LimitChange, LimitValues
 from holdfast.core.schedule import Schedule, ScheduleChange
 from holdfast.stores.base import Store
 from tests.conformance.limited import end, limit
@@ -33,6 +35,9 @@ async def test_spoiled_schedules_are_left_out_with_a_warning(
     ):
         assert [each.name for each in found] == ["sound"]
     assert caplog.text.count("a stored schedule cannot be read, and is left out") == 10
+    assert await store.schedules.write_schedule(ScheduleChange(replace(schedule, name="garbage"), 0)) is None
+    revision = await store.schedules.write_schedule(ScheduleChange(replace(schedule, name="garbage"), -1))
+    assert [each.revision for each in await store.schedules.read_schedules("garbage")] == [revision]
 
 
 async def test_spoiled_limits_are_left_out_with_a_warning(
@@ -58,3 +63,7 @@ async def test_spoiled_limits_are_left_out_with_a_warning(
     await end(other, *taken)
     assert [use.used for use in await other.limits.bucket_use(["sound"])] == [0]
     assert second in {job.id for job in await take(other, 9, {"sound": 9})}
+    repaired = Limit(name="rate", queue="rate", values=LimitValues(concurrency=9))
+    assert await other.limits.write_limit(LimitChange(repaired, 0)) is None
+    revision = await other.limits.write_limit(LimitChange(repaired, -1))
+    assert replace(repaired, revision=revision or 0) in await other.limits.read_limits()

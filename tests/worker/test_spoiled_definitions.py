@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from holdfast import Holdfast
 from holdfast.core.events import DeclarationIgnored, StoreTrouble
+from holdfast.core.models import JobState
 from holdfast.core.schedule import ScheduleChange
 from tests.support.spoiling import spoil_document
 from tests.worker.support import Recorder, harness
@@ -45,7 +46,7 @@ async def test_spoiled_schedules_end_no_worker_and_hold_up_no_other(
     assert "a stored schedule cannot be read, and is left out: spoiled-0: Bad minute" in caplog.text
 
 
-async def test_declared_schedule_and_limit_that_are_spoiled_hold_up_no_other(app: Holdfast, home: str) -> None:
+async def test_spoiled_schedule_and_limit_are_replaced_by_those_of_the_code(app: Holdfast, home: str) -> None:
     @app.task("tick")
     async def tick() -> None: ...
 
@@ -53,14 +54,15 @@ async def test_declared_schedule_and_limit_that_are_spoiled_hold_up_no_other(app
     async with harness(app) as harnessed:
         await app.schedules.add("spoiled", tick.new_job(), cron="* * * * *")
         await app.limits.add("spoiled", queue="other", concurrency=1)
-        for kind in ("schedule", "limit"):
-            spoil_document(home, kind, "spoiled", "[7]")
+        spoil_document(home, "schedule", "spoiled", "[7]")
+        spoil_document(home, "limit", "spoiled", '{"name":"spoiled","queue":"other","values":{"rate":0}}')
         app.schedule("spoiled", tick.new_job(), cron="* * * * *")
         app.schedule("sound", tick.new_job(), cron="* * * * *")
-        app.limit("spoiled", queue="other", concurrency=1)
+        app.limit("spoiled", queue="other", concurrency=2)
+        other = await tick.options(queue="other").enqueue()
         await harnessed.start()
         await harnessed.advance(3 * MINUTE + 1)
-        assert (await app.schedules.get("sound")).runs == 3
-    ignored = [event.declared for event in recorder.of(DeclarationIgnored)]
-    assert ignored == ["limit spoiled", "schedule spoiled"]
-    assert recorder.of(StoreTrouble) == []
+        assert [(known.name, known.runs) for known in await app.schedules.find_all()] == [("sound", 3), ("spoiled", 3)]
+        assert [known.values.concurrency for known in await app.limits.find_all()] == [2]
+        assert await other.state() == JobState.SUCCEEDED
+    assert recorder.of(DeclarationIgnored) == recorder.of(StoreTrouble) == []

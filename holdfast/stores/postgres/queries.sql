@@ -1315,7 +1315,7 @@ returning revision;
 
 -- name: replace_schedule
 update holdfast.schedule set next_at = :next_at, revision = revision + 1, document = :document
-where name = :name and revision = :expected
+where name = :name and :expected::bigint in (revision, -1)
 returning revision;
 
 -- name: remove_schedule
@@ -1415,7 +1415,7 @@ returning revision;
 update holdfast.job_limit
 set revision = revision + 1, queue = :queue, task = :task, per_key = :per_key, concurrency = :concurrency,
     interval_us = :interval_us, burst = :burst, shares = :shares, document = :document
-where name = :name and revision = :expected
+where name = :name and :expected::bigint in (revision, -1)
 returning revision;
 
 -- name: remove_limit

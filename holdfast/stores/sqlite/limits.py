@@ -57,16 +57,17 @@ class SqliteLimits(SqliteFamily):
         return await self._opened().writer.call(lambda transaction: self._write_in(transaction, change))
 
     def _write_in(self, transaction: Transaction, change: LimitChange) -> int | None:
-        limit, expected = change.limit, change.expected
+        limit = change.limit
         values = {
             "name": limit.name,
             "document": encode_limit(limit),
-            "expected": expected,
+            "expected": change.expected,
             "revision": transaction.now_us,
         }
         old = next((each for each in self._read(transaction.connection) if each.name == limit.name), None)
-        name = "remove_limit" if change.remove else "replace_limit" if expected else "add_limit"
-        if transaction.connection.execute(self._sql[name], values).rowcount != 1:
+        name = "remove_limit" if change.remove else "replace_limit" if change.expected else "add_limit"
+        written = transaction.connection.execute(self._sql[name], values).fetchone()
+        if written is None:
             return None
         if tokens := token_change(old, limit):
             values = {"name": limit.name, "now": transaction.now_us, **tokens}
@@ -76,7 +77,7 @@ class SqliteLimits(SqliteFamily):
         transaction.connection.execute(self._sql["unblock_all_partitions"])
         for (queue,) in transaction.connection.execute(self._sql["limited_queues"]):
             transaction.notify_topic(f"queue:{queue}")
-        return expected + 1 if expected else transaction.now_us
+        return int(written[0])
 
     async def read_limits(self) -> list[Limit]:
         return await self._opened().read(self._read)

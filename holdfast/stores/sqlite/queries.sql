@@ -1035,14 +1035,14 @@ select count(*) from holdfast_job where state = 2 and lease_until <= :before;
 -- ── schedules ──────────────────────────────────────────────────────────────────────────────────────────────────────
 -- name: add_schedule
 insert into holdfast_schedule (name, next_at, revision, document) values (:name, :next_at, :revision, :document)
-on conflict do nothing;
+on conflict do nothing returning revision;
 
 -- name: replace_schedule
 update holdfast_schedule set next_at = :next_at, revision = revision + 1, document = :document
-where name = :name and revision = :expected;
+where name = :name and :expected in (revision, -1) returning revision;
 
 -- name: remove_schedule
-delete from holdfast_schedule where name = :name and revision = :expected;
+delete from holdfast_schedule where name = :name and revision = :expected returning revision + 1;
 
 -- name: schedule
 select document, revision from holdfast_schedule where name = :name;
@@ -1059,13 +1059,14 @@ select min(next_at) from holdfast_schedule where next_at > :now;
 -- ── limits ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 -- name: add_limit
 insert into holdfast_limit (name, revision, document) values (:name, :revision, :document)
-on conflict do nothing;
+on conflict do nothing returning revision;
 
 -- name: replace_limit
-update holdfast_limit set revision = revision + 1, document = :document where name = :name and revision = :expected;
+update holdfast_limit set revision = revision + 1, document = :document
+where name = :name and :expected in (revision, -1) returning revision;
 
 -- name: remove_limit
-delete from holdfast_limit where name = :name and revision = :expected;
+delete from holdfast_limit where name = :name and revision = :expected returning revision + 1;
 
 -- name: limits
 select document, revision from holdfast_limit order by name;

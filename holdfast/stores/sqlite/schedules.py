@@ -20,21 +20,21 @@ class SqliteSchedules(LimitedFamily):
         return await self._opened().writer.call(lambda transaction: self._write_in(transaction, bound))
 
     def _write_in(self, transaction: Transaction, change: ScheduleChange) -> int | None:
-        schedule, expected = change.schedule, change.expected
         values = {
-            "name": schedule.name,
-            "next_at": schedule.due_us,
-            "document": encode_schedule(schedule),
-            "expected": expected,
+            "name": change.schedule.name,
+            "next_at": change.schedule.due_us,
+            "document": encode_schedule(change.schedule),
+            "expected": change.expected,
             "revision": transaction.now_us,
         }
-        name = "remove_schedule" if change.remove else "replace_schedule" if expected else "add_schedule"
-        if transaction.connection.execute(self._sql[name], values).rowcount != 1:
+        name = "remove_schedule" if change.remove else "replace_schedule" if change.expected else "add_schedule"
+        written = transaction.connection.execute(self._sql[name], values).fetchone()
+        if written is None:
             return None
         submit_in(transaction, self._sql, change.jobs)
         for job in change.jobs:
             transaction.notify_topic(f"queue:{job.queue}")
-        return expected + 1 if expected else transaction.now_us
+        return int(written[0])
 
     async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         statement = self._sql["schedules" if name is None else "schedule"]

@@ -1121,11 +1121,11 @@ finish()
 return { changed, stale }
 
 -- name: write_limit (answers, limit_documents)
--- Replaces, adds or removes a limit if it has the expected revision. ARGV: 4 name, 5 expected revision, 6 document, ""
--- to remove it. Returns its revision, or "" if nothing was changed.
+-- Replaces, adds or removes a limit if it has the expected revision. ARGV: 4 name, 5 expected revision, -1 for any, 6
+-- document, "" to remove it. Returns its revision, or "" if nothing was changed.
 local old_text = safe_call('HGET', PREFIX .. 'limits', ARGV[4])
-local current_revision = string.match(old_text or '0', '^(%d+)')
-if current_revision ~= ARGV[5] then
+local current_revision = string.match(old_text or '', '^(%d+)') or '0'
+if ARGV[5] ~= current_revision and ARGV[5] ~= '-1' then
     return ''
 end
 local revision = current_revision == '0' and NOW or int(tonumber(current_revision) + 1)

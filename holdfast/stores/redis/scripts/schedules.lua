@@ -1,9 +1,9 @@
 -- name: write_schedule (answers, partitions, transitions, waits, uniqueness, due_times, rewriting, storing, relations)
 -- Replaces, adds or removes a schedule if it has the expected revision, and stores the jobs of its ticks. ARGV: 4 name,
--- 5 expected revision, 6 its next tick or "", 7 document, "" to remove it, 8 on: the jobs. Returns its revision and the
+-- 5 expected revision, -1 for any, 6 its next tick or "", 7 document, "" to remove it, 8 on: the jobs. Returns its revision and the
 -- reply of `store_jobs`; or, if nothing was changed, "" and what was refused, {} for another revision.
-local current_revision = string.match(safe_call('HGET', PREFIX .. 'schedules', ARGV[4]) or '0', '^(%d+)')
-if current_revision ~= ARGV[5] then
+local current_revision = string.match(safe_call('HGET', PREFIX .. 'schedules', ARGV[4]) or '', '^(%d+)') or '0'
+if ARGV[5] ~= current_revision and ARGV[5] ~= '-1' then
     return { '', {} }
 end
 local stored, refused = store_jobs(8)

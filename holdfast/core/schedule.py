@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from holdfast.core.encryption import require_decrypted
 from holdfast.core.errors import Invalid
 from holdfast.core.models import MICROSECOND, NewJob, Options, to_datetime, to_microseconds
-from holdfast.core.validation import decode_stored
+from holdfast.core.validation import check_name, check_priority, check_task_name, decode_stored, parse_count
 
 MAX_CATCH_UP = 100
 """Missed runs that a schedule can make up for at once."""
@@ -309,11 +309,16 @@ def decode_schedules(rows: Iterable[Sequence[Any]]) -> list[Schedule]:
 
 
 def _decode_with_ticks(document: str | bytes) -> Schedule:
-    """The schedule of a document; ValueError for one whose ticks cannot be computed."""
+    """The schedule of a document; ValueError for one whose ticks cannot be computed, or whose jobs are none."""
     schedule = _decode(document)
-    if schedule.cron is not None or schedule.every_us is schedule.at_us is None:
-        try:
+    try:
+        check_name("queue", schedule.job.queue)
+        check_task_name(schedule.job.task)
+        check_priority(schedule.job.priority)
+        attempts = schedule.job.max_attempts
+        parse_count(1 if attempts is None else attempts, "max_attempts", least=1, most=1 << 31)
+        if schedule.cron is not None or schedule.every_us is schedule.at_us is None:
             CronSim(schedule.cron or "", to_datetime(0))
-        except CronSimError as error:
-            raise ValueError(f"{schedule.name}: {error}") from None
+    except (CronSimError, Invalid) as error:
+        raise ValueError(f"{schedule.name}: {error}") from None
     return schedule

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from holdfast import Holdfast
 from holdfast.core.events import DeclarationIgnored, StoreTrouble
-from holdfast.core.models import JobState
+from holdfast.core.models import JobFilter, JobState
 from holdfast.core.schedule import ScheduleChange
 from tests.support.spoiling import spoil_document
 from tests.worker.support import Recorder, harness
 
 MINUTE = 60
+_SPOILED_JOBS: list[dict[str, Any]] = [{"queue": ""}, {"task": ""}, {"priority": 1000}, {"max_attempts": 0}]
 
 
 async def test_spoiled_schedules_end_no_worker_and_hold_up_no_other(
@@ -32,6 +33,7 @@ async def test_spoiled_schedules_end_no_worker_and_hold_up_no_other(
         {"runs": 1 << 63},
         {"jitter_us": -1},
         {"catch_up": -1},
+        *[{"job": replace(tick.new_job(), id="", **fields)} for fields in _SPOILED_JOBS],
     ]
     async with harness(app) as harnessed:
         store = await app.open_store()
@@ -43,6 +45,8 @@ async def test_spoiled_schedules_end_no_worker_and_hold_up_no_other(
         await harnessed.advance(3 * MINUTE + 1)
         assert not any(hand.running.done() for hand in harnessed._workers), "the worker has gone"
         assert [(known.name, known.runs) for known in await app.schedules.find_all()] == [("sound", 3)]
+        assert len((await store.query.find(JobFilter(), limit=99)).jobs) == 3
+    assert "is left out: spoiled-8: queue: '' is not valid" in caplog.text
     assert "a stored schedule cannot be read, and is left out: spoiled-0: Bad minute" in caplog.text
 
 

@@ -305,6 +305,19 @@ async def test_a_thousand_paused_queues_delay_no_other(store: Store, limited: bo
     assert await take_ids(store, 2, {EVERY_QUEUE: 2}) == []
 
 
+@pytest.mark.parametrize("limited", [False, True])
+async def test_many_due_jobs_delay_none_of_a_higher_priority(store: Store, clock: ManualClock, limited: bool) -> None:
+    if limited:
+        await limit(store, queue="default", concurrency=10_000)
+    await put(store, new_job(queue="plain"), new_job())
+    await take(store, 1, {"plain": 1, "default": 1})  # the plain one; the next claim begins with limited ones
+    await put(store, *[new_job(delay=timedelta(seconds=1)) for _ in range(450)])
+    urgent = await put(store, *[new_job(delay=timedelta(seconds=2), priority=9) for _ in range(2)])
+    clock.advance(3)
+
+    assert await take_ids(store, 1) + await take_ids(store, 1) == urgent
+
+
 async def test_only_ready_delivered_ids_are_claimed_and_others_refused(store: Store) -> None:
     ready, unasked = await put(store, new_job(), new_job())
     taken = (await running(store)).id

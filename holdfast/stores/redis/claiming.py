@@ -201,7 +201,7 @@ class RedisClaimBuilder:
         if status == ClaimStatus.MORE_TO_EXAMINE and last_named:  # its blocked partitions must not hold up other queues
             self._last_named["limited"] = decode_text(last_named)
         self.is_done = self.is_done or self.is_full
-        self._limited_scans += not rows
+        self._limited_scans += not rows and status != ClaimStatus.MORE_DUE
         may_scan = status == ClaimStatus.MORE_TO_EXAMINE and self._limited_scans < _MAX_LIMITED_SCANS
         return len(rows) >= MAX_PER_SCRIPT or status == ClaimStatus.MORE_DUE or may_scan
 

@@ -460,9 +460,9 @@ local function write_admitted()
 end
 
 -- name: claim_limited (partitions, transitions, waits, expiry, claim_common, admission)
--- Claims ready jobs under limits, which start at once, by start tags. ARGV: 6 max_jobs, 7 "1": one
--- quarantined job alone, 8 "1": make due jobs ready first, 9 slots of unlisted queues or "", 10 the unlisted queue
--- served last, then name and slots of each named queue, in order of service.
+-- Claims ready jobs under limits, which start at once, by start tags. ARGV: 6 max_jobs, 7 "1": one quarantined job
+-- alone, 8 "1": make due jobs ready first, and claim none while more may be due, 9 slots of unlisted queues or "", 10 the
+-- unlisted queue served last, then name and slots of each named queue, in order of service.
 -- Returns jobs; promoted; microseconds until a partition may be unblocked or -1; quarantined; lease end; unlisted queue
 -- served last; its status; named queue served last, or ""; id and spec of expired jobs.
 allow_when_full()
@@ -808,7 +808,7 @@ end
 
 -- ── quarantined jobs ────────────────────────────────────────────────────────────────────────────────────────────
 local function is_full()
-    return claimed_count >= (isolated and 1 or max_jobs) or reads_left <= 0 or blocked_left <= 0
+    return status == MORE_DUE or claimed_count >= (isolated and 1 or max_jobs) or reads_left <= 0 or blocked_left <= 0
 end
 
 -- Jobs of one page in the order of claims, without those of blocked partitions.

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
-from holdfast.core.errors import HoldfastError, Invalid, StoreReplaced, Unavailable
+from holdfast.core.errors import HoldfastError, Invalid, Unavailable
 from holdfast.core.models import Job
 from holdfast.core.workers import WorkerCommand, WorkerHeartbeat
 from holdfast.tasks.codec import RawText
@@ -315,8 +315,6 @@ class _LongPollClaim:
                 self._pending_claims.update_request(pending, request)
                 reply = await self._call.remote_workers.renew_heartbeat(self._heartbeat, self._request.lease_for)
                 self.command = reply.command
-            except StoreReplaced:
-                raise
             except Unavailable:
                 await clock.sleep(min(left, OUTAGE_PAUSE))
 

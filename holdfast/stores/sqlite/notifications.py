@@ -33,11 +33,11 @@ _MAX_DATAGRAM = 8192  # bytes of a datagram; more ended jobs than fit are sent a
 class _Waiter(Waiter):
     """A waiter that looks at the file, too."""
 
-    __slots__ = ("concerns", "lasting", "version")
+    __slots__ = ("has_news", "lasting", "version")
 
-    def __init__(self, topics: Sequence[str], wake: Callable[[], object], concerns: Check) -> None:
+    def __init__(self, topics: Sequence[str], wake: Callable[[], object], has_news: Check) -> None:
         super().__init__(frozenset(topics), wake)
-        self.concerns = concerns
+        self.has_news = has_news
         self.version = -1  # data_version when it last looked
         self.lasting = not any(topic.startswith("job:") for topic in topics)  # the same wait comes again and again
 
@@ -121,14 +121,14 @@ class Wakes:
             return self._sender
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def wait(self, topics: Sequence[str], timeout: float, is_done: Check, concerns: Check) -> None:
+    async def wait(self, topics: Sequence[str], timeout: float, is_done: Check, has_news: Check) -> None:
         """Return at a notification of a topic, a commit of another connection that concerns it, or after ``timeout``.
 
         Calls ``is_done`` once this waiter is registered, which finds an earlier change.
         """
         loop = asyncio.get_running_loop()
         notified = asyncio.Event()
-        waiter = _Waiter(topics, lambda: loop.is_closed() or loop.call_soon_threadsafe(notified.set), concerns)
+        waiter = _Waiter(topics, lambda: loop.is_closed() or loop.call_soon_threadsafe(notified.set), has_news)
         listening = self._enlist(waiter)
         for sock in listening:
             self._add_reader(loop, sock)
@@ -147,10 +147,10 @@ class Wakes:
                 self._remove_reader(loop, sock)
             self._delist(waiter)
 
-    def wait_here(self, topics: Sequence[str], timeout: float, is_done: Check, concerns: Check) -> None:
+    def wait_here(self, topics: Sequence[str], timeout: float, is_done: Check, has_news: Check) -> None:
         """``wait`` for a thread without an event loop."""
         receiver, notified = socket.socketpair()
-        waiter = _Waiter(topics, lambda: _poke(notified), concerns)
+        waiter = _Waiter(topics, lambda: _poke(notified), has_news)
         listening = self._enlist(waiter)
         try:
             if self._was_notified(waiter) or is_done():
@@ -219,7 +219,7 @@ class Wakes:
         before, waiter.version = waiter.version, self._version()
         if waiter.lasting:
             self._seen[waiter.topics] = waiter.version
-        return waiter.version != before and waiter.concerns()
+        return waiter.version != before and waiter.has_news()
 
     def _receive(self, sock: socket.socket) -> None:
         topics = {topic for topic in _received(sock) if ":" in topic}

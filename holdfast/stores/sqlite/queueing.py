@@ -389,15 +389,15 @@ class SqliteQueueing(LimitedFamily):
         def is_done() -> bool:
             return bool(job_ids) and search(lambda reader: Reads(self._sql).any_finished(reader, job_ids))
 
-        def concerns() -> bool:  # a heartbeat that each commit caused would cause one of each other worker
+        def has_news() -> bool:  # a heartbeat that each commit caused would cause one of each other worker
             return not all(topic.startswith("worker:") for topic in topics) or search(
                 lambda reader: bool(read_value(reader, self._sql["any_called"], {"workers": workers}))
             )
 
         if running_loop() is None:
-            wakes.wait_here(topics, timeout, is_done, concerns)
+            wakes.wait_here(topics, timeout, is_done, has_news)
         else:
-            await wakes.wait(topics, timeout, is_done, concerns)
+            await wakes.wait(topics, timeout, is_done, has_news)
 
 
 def _log_columns(line: NewLine) -> tuple[str, str, str | None]:

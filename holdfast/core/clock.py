@@ -8,6 +8,7 @@ retries passes in milliseconds through the same code as production.
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import itertools
 import threading
@@ -56,11 +57,8 @@ async def run_first(*calls: Coroutine[Any, Any, object]) -> None:
 class SystemClock:
     """The clock of the machine. Where it can, it goes on while the machine is suspended, as leases do."""
 
+    monotonic = staticmethod(functools.partial(time.clock_gettime, _SINCE_BOOT))
     sleep = staticmethod(asyncio.sleep)
-
-    def monotonic(self) -> float:
-        """See ``Clock``."""
-        return time.clock_gettime(_SINCE_BOOT)
 
     async def run_bounded(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
         """See ``Clock``."""

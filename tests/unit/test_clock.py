@@ -162,9 +162,5 @@ def test_cancelled_from_outside_the_work_is_cancelled_too(clock: Clock) -> None:
     run(test())
 
 
-def test_system_clock_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
-    awake, since_boot = time.monotonic(), time.monotonic() + 3600
-    clocks = {time.CLOCK_MONOTONIC: awake, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC): since_boot}
-    monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
-    monkeypatch.setattr(time, "monotonic", lambda: awake)
-    assert SystemClock().monotonic() == since_boot
+def test_system_clock_goes_on_while_the_machine_is_suspended() -> None:
+    assert SystemClock.monotonic.args == (getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC),)

@@ -49,6 +49,7 @@ from holdfast.core.validation import (
 )
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
+from holdfast.stores.common.unconfirmed import name_unconfirmed
 from holdfast.telemetry.trace_context import submission
 
 if TYPE_CHECKING:
@@ -173,10 +174,13 @@ class Submitter:
     async def submit(self, job: NewJob) -> Submitted:
         """Store one job, together with other submissions of this moment. Jobs with a key, also a unique one, or with
         dependencies go apart: another caller's open transaction may hold theirs, and the others do not wait for it."""
-        if self._spans is None:
-            return await self._submit_single(job)
-        with self._spans.submission_span([job]) as [traced]:
-            return await self._submit_single(traced)
+        try:
+            if self._spans is None:
+                return await self._submit_single(job)
+            with self._spans.submission_span([job]) as [traced]:
+                return await self._submit_single(traced)
+        except Unavailable as error:
+            raise name_unconfirmed(error, job) from error.__cause__
 
     async def _submit_single(self, job: NewJob) -> Submitted:
         loop = running_loop()

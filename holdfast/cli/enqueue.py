@@ -23,6 +23,7 @@ from holdfast.cli.submission import (
     wait_options,
 )
 from holdfast.core.errors import Invalid
+from holdfast.core.models import JobState
 from holdfast.views.documents import job_document, to_builtins
 from holdfast.views.formatting import safe_text
 
@@ -92,13 +93,12 @@ def _enqueue_one(
         if not waiting:
             print_submitted(session, app, job, handle)
             return 0
-        code = await_end(app, handle, limit)
-        ended = app.sync.get(handle.id)
+        ended = await_end(app, handle, limit)
         if session.json:
             print_json(to_builtins(job_document(ended)) | {"created": handle.created})
-        elif code == 0:
+        elif ended.state is JobState.SUCCEEDED:
             click.echo(safe_text(ended.result or "null"))
-        return code
+        return int(ended.state is not JobState.SUCCEEDED)
 
 
 @contextmanager

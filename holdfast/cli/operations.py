@@ -117,8 +117,6 @@ def replay(
     to it; until then they are scheduled, and can be cancelled. Their history stays. Exits 1 if one of the ids could not
     be replayed.
     """
-    if payload is not None and len(ids) != 1:
-        raise click.UsageError("--payload goes to one job: name its id")
     if from_step is not None and len(ids) != 1:
         raise click.UsageError("--from-step is for one job: name its id")
     return replay_jobs(
@@ -148,6 +146,8 @@ def replay_jobs(
     states: Collection[JobState] = REPLAYABLE,
 ) -> int:
     """Runs ``replay``, or ``dlq replay`` with fewer states."""
+    if payload is not None and len(ids) != 1:
+        raise click.UsageError("--payload goes to one job: name its id")
     edited: dict[str, Any] = (
         {} if payload is None else {"payload": read_payload(payload, session.settings().payload_limit)}
     )
@@ -340,18 +340,9 @@ def dlq_replay(
     Each has all its attempts again. At a --rate they become ready one after the other, without any process that sees
     to it; until then they are scheduled, and can be cancelled.
     """
-    if payload is not None and len(ids) != 1:
-        raise click.UsageError("--payload goes to one job: name its id")
     _check_dead(session, ids, "`holdfast replay` takes failed and cancelled jobs too, and with --force succeeded ones")
     return replay_jobs(
-        session,
-        ids,
-        filters,
-        everything=everything,
-        dry_run=dry_run,
-        payload=payload,
-        rate=rate,
-        states=frozenset(_DEAD),
+        session, ids, filters, everything=everything, dry_run=dry_run, payload=payload, rate=rate, states=_DEAD
     )
 
 
@@ -361,9 +352,7 @@ def dlq_replay(
 @click.pass_obj
 def dlq_purge(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
     """Delete dead letters for good."""
-    change = BulkOperation(
-        name="delete", done="deleted", legal=frozenset(_DEAD), advice="it is running: cancel it first"
-    )
+    change = msgspec.structs.replace(DELETE, legal=frozenset(_DEAD))
     _check_dead(session, ids, "`holdfast delete` takes any job")
     return run_bulk(session, change, ids, filters, everything=everything, dry_run=dry_run)
 

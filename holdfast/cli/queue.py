@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import click
+import msgspec
 
 from holdfast import JobFilter
 from holdfast.cli.base import add_group
 from holdfast.cli.context import Session
 from holdfast.cli.inspect import print_queues
-from holdfast.cli.operations import print_operated
+from holdfast.cli.operations import run_bulk
 from holdfast.cli.output import print_json, print_note
-from holdfast.cli.submission import operate_on_all
 from holdfast.core.models import NOT_STARTED
 from holdfast.core.validation import check_name
-from holdfast.views.bulk_operations import BulkOperation, PacedCalls, by_state
+from holdfast.views.bulk_operations import DELETE
 from holdfast.views.documents import queue_document
-from holdfast.views.formatting import count_noun
+from holdfast.views.formatting import Filters
 
 
 @add_group("queue")
@@ -63,11 +63,7 @@ def _set_paused(session: Session, names: tuple[str, ...], *, paused: bool) -> No
     else:
         click.echo(f"{', '.join(names)}: {'paused' if paused else 'resumed'}")
     for name in unused:
-        _note_unused(name)
-
-
-def _note_unused(name: str) -> None:
-    print_note(f"no job is kept of queue {name} so far; see `holdfast queue list` if the name should be another")
+        print_note(f"no job is kept of queue {name} so far; see `holdfast queue list` if the name should be another")
 
 
 @queue.command("purge", examples=["holdfast queue purge mail --dry-run", "holdfast queue purge mail"])
@@ -80,16 +76,5 @@ def queue_purge(session: Session, *, name: str, dry_run: bool) -> int:
     They are queued, scheduled, waiting, or failed and to be retried. What runs and what has ended stays; `holdfast
     delete --queue NAME` deletes that too.
     """
-    change = BulkOperation(name="delete", done="deleted", legal=NOT_STARTED, advice="it is running: cancel it first")
-    wheres = by_state(JobFilter(queue=check_name("queue", name)), NOT_STARTED)
-    with session.open_jobs() as app:
-        if not app.sync.count(JobFilter(queue=name)):
-            _note_unused(name)
-        if not dry_run:
-            return print_operated(session, operate_on_all(app.sync.delete, wheres), change, PacedCalls(change))
-        number = sum(app.sync.count(where) for where in wheres)
-    if session.json:
-        print_json({"dry_run": True, "count": number})
-    else:
-        click.echo(f"{count_noun(number, 'job')} would be deleted")
-    return 0
+    change = msgspec.structs.replace(DELETE, legal=NOT_STARTED)
+    return run_bulk(session, change, (), Filters(queue=name), everything=False, dry_run=dry_run)

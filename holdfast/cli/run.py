@@ -88,8 +88,7 @@ def run(
         if not wait and wait_for is None:
             print_submitted(session, app, job, handle)
             return 0
-        await_end(app, handle, wait_for)
-        ended = app.sync.get(handle.id)
+        ended = await_end(app, handle, wait_for)
         if session.json:
             print_json(to_builtins(job_document(ended)) | {"created": handle.created})
         else:

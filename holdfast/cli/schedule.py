@@ -11,11 +11,18 @@ from holdfast.cli.base import add_group, task_names
 from holdfast.cli.context import Session
 from holdfast.cli.enqueue import parse_arguments
 from holdfast.cli.output import Column, pretty_json, print_block, print_facts, print_heading, print_json, print_table
-from holdfast.cli.submission import note_declared, parse_options, read_payload, template_options, warn_of_unknown_task
+from holdfast.cli.submission import (
+    note_declared,
+    parse_options,
+    read_payload,
+    submitted_document,
+    template_options,
+    warn_of_unknown_task,
+)
 from holdfast.core.redaction import Redaction
 from holdfast.core.schedule import Overlap, Schedule
 from holdfast.core.validation import parse_duration, parse_instant
-from holdfast.views.documents import job_document, to_builtins
+from holdfast.views.documents import to_builtins
 from holdfast.views.formatting import count_noun, format_moment
 from holdfast.views.schedules import SHOWN_RUNS, schedule_document, schedule_state
 
@@ -217,7 +224,7 @@ def schedule_run(session: Session, *, name: str) -> None:
     with session.open_jobs() as app:
         handle = app.schedules.sync.run(name)
         if session.json:
-            print_json(to_builtins(job_document(Redaction(app.settings.redacted).redact_job(app.sync.get(handle.id)))))
+            print_json(submitted_document(app, handle, app.settings.redacted))
         else:
             click.echo(handle.id)
 

@@ -22,6 +22,7 @@ from holdfast.core.errors import Invalid, JobCancelled, JobFailed, ResultTimeout
 from holdfast.core.lifecycle import deferral_of, describe_outlook
 from holdfast.core.limits import Limit
 from holdfast.core.models import BulkResult, Job, NewJob, Reason
+from holdfast.core.redaction import Redaction
 from holdfast.core.schedule import Schedule
 from holdfast.core.unique import as_unique
 from holdfast.core.validation import did_you_mean, parse_duration, parse_instant, parse_timeout
@@ -250,12 +251,7 @@ def _describe_interrupted(app: Holdfast, job: NewJob) -> str:
 def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHandle[Any]) -> None:
     """Prints the id to stdout, and a remark to stderr if the job existed."""
     if session.json:
-        try:
-            document = to_builtins(job_document(app.sync.get(handle.id)))
-        except Unavailable as error:  # no failure: its exit code would ask for a second submission
-            print_note(f"job {handle.id} is stored; {error}")
-            document = {"id": handle.id}
-        print_json(document | {"created": handle.created})
+        print_json(submitted_document(app, handle) | {"created": handle.created})
         return
     click.echo(handle.id)
     if not handle.created:
@@ -264,19 +260,29 @@ def print_submitted(session: Session, app: Holdfast, job: NewJob, handle: JobHan
         print_note(f"this job was there already{under}; {outcome}")
 
 
-def await_end(app: Holdfast, handle: JobHandle[Any], timeout: str | None) -> int:
-    """Waits for the job; returns 0 if it succeeded, else 1. ResultTimeout if it has not ended."""
+def submitted_document(app: Holdfast, handle: JobHandle[Any], redacted: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a job that was just stored; returns only its id if the store is away."""
+    try:
+        document: dict[str, Any] = to_builtins(job_document(Redaction(redacted).redact_job(app.sync.get(handle.id))))
+    except Unavailable as error:  # no failure: its exit code would ask for a second submission
+        print_note(f"job {handle.id} is stored; {error}")
+        return {"id": handle.id}
+    return document
+
+
+def await_end(app: Holdfast, handle: JobHandle[Any], timeout: str | None) -> Job:
+    """Waits for the job and returns it. ResultTimeout if it has not ended."""
     limit = None if timeout is None else parse_duration(timeout, "wait-for").total_seconds()
     try:
-        await_result(app, handle, limit)
-    except (JobFailed, JobCancelled) as outcome:
-        print_note(f"holdfast: {outcome}")
-        return 1
+        try:
+            await_result(app, handle, limit)
+        except (JobFailed, JobCancelled) as outcome:
+            print_note(f"holdfast: {outcome}")
+        return app.sync.get(handle.id)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted, but job {handle.id} is stored and goes on") from None
     except Unavailable as error:  # exit code 1: that of the error would ask for a second submission
-        raise click.ClickException(f"job {handle.id} is stored and goes on, but the wait ended: {error}") from error
-    return 0
+        raise click.ClickException(f"job {handle.id} is stored, but its end could not be read: {error}") from error
 
 
 _QUIET = 2.0  # seconds between checks of what delays the job; a job that ends sooner gets no remark

@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,13 @@ from click.testing import CliRunner, Result
 
 from holdfast import Holdfast
 from holdfast.cli import main
+from holdfast.core.errors import Unavailable
 from holdfast.core.lifecycle import Failed, Succeeded, decide
-from holdfast.core.models import Job
+from holdfast.core.models import Job, NewJob, Submitted
 from holdfast.core.retry import Retry
 from holdfast.stores.base import ClaimRequest
+from holdfast.stores.common.unconfirmed import perhaps_stored
+from holdfast.stores.sqlite.queueing import SqliteQueueing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,6 +139,15 @@ class Cli:
     def state(self, job_id: str) -> str:
         state: str = self.json("show", job_id)["state"]
         return state
+
+
+_submit = SqliteQueueing.submit
+
+
+async def store_without_answer(family: SqliteQueueing, jobs: Sequence[NewJob]) -> list[Submitted]:
+    """Submits the jobs, and loses the store's answer."""
+    await _submit(family, jobs)
+    raise perhaps_stored(Unavailable("the store is away"))
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
-from holdfast import Holdfast
-from tests.interfaces.cli import Cli
+from holdfast import Holdfast, Unavailable
+from holdfast.core.models import Job
+from holdfast.stores.sqlite.queueing import SqliteQueueing
+from tests.interfaces.cli import Cli, store_without_answer
 
 ADD = ("schedule", "add", "nightly", "report.send", '{"team": "all"}')
 
@@ -53,6 +55,23 @@ def test_run_and_backfill_submit_jobs(cli: Cli) -> None:
     assert cli.run("schedule", "backfill", "nightly", *days) == "3 jobs submitted\n"
     assert cli.run("schedule", "backfill", "nightly", *days) == "0 jobs submitted, 3 there already\n"
     assert cli.json("count", "--tag", "schedule:nightly")["count"] == 4
+
+
+def test_outage_during_a_run_names_its_job(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.run(*ADD, "--cron", "0 3 * * *")
+
+    async def lose_store(app: Holdfast, job_id: str) -> Job:
+        raise Unavailable("the store is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Holdfast, "get", lose_store)
+        shown = cli.json("schedule", "run", "nightly")
+    assert shown == {"id": cli.json("list")["jobs"][0]["id"]}
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteQueueing, "submit", store_without_answer)
+        stderr = cli.fail("schedule", "run", "nightly", code=75)
+    assert f"its id is {cli.json('list')['jobs'][0]['id']}\n" in stderr
+    assert len(cli.json("list")["jobs"]) == 2
 
 
 def test_existing_name_is_refused_unless_replaced(cli: Cli) -> None:

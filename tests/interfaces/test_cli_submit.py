@@ -16,7 +16,8 @@ from holdfast.cli import submission
 from holdfast.core.lifecycle import Failed, Succeeded
 from holdfast.core.models import Job, NewJob
 from holdfast.core.workers import WorkerHeartbeat
-from tests.interfaces.cli import Cli
+from holdfast.stores.sqlite.queueing import SqliteQueueing
+from tests.interfaces.cli import Cli, store_without_answer
 
 
 def test_first_command_creates_the_store_and_prints_the_id(cli: Cli) -> None:
@@ -167,6 +168,41 @@ def test_outage_after_the_submission_names_the_stored_job(cli: Cli, monkeypatch:
     assert f"job {job_id} is stored" in cli.fail("enqueue", "work", "--key", "k", "--wait", code=1)
     monkeypatch.setattr(Holdfast, "get", _lose_store)
     assert cli.json("enqueue", "work", "--key", "k") == {"id": job_id, "created": False}
+
+
+@pytest.mark.parametrize("words", [("enqueue", "work"), ("run", "--", "ls")])
+def test_outage_after_the_end_of_the_job_names_it(
+    words: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ended(self: JobHandle[Any], timeout: float | None = None) -> None:
+        return None
+
+    cli.run("config", "set", "commands", "argv")
+    with monkeypatch.context() as patched:
+        patched.setattr(JobHandle, "result", ended)
+        patched.setattr(Holdfast, "get", _lose_store)
+        stderr = cli.fail(words[0], "--wait", *words[1:], code=1)
+    (job,) = cli.json("list")["jobs"]
+    assert f"job {job['id']} is stored, but its end could not be read: the store is away" in stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [(("enqueue", "work"), "--id"), (("enqueue", "work", "--key", "k"), "--key"), (("run", "--", "ls"), "--id")],
+)
+def test_lost_answer_names_what_makes_a_second_submission_harmless(
+    words: tuple[str, ...], option: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.run("config", "set", "commands", "argv")
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteQueueing, "submit", store_without_answer)
+        stderr = cli.fail(*words, code=75)
+    (job,) = cli.json("list")["jobs"]
+    named = stderr.strip().rpartition(" is ")[2]
+    assert named == ("k" if option == "--key" else job["id"])
+    again = json.loads(cli.run(words[0], "--json", option, named, *words[1:]))
+    assert (again["id"], again["created"]) == (job["id"], False)
+    assert len(cli.json("list")["jobs"]) == 1
 
 
 def test_interrupt_message_names_the_id_without_a_key(cli: Cli) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from holdfast.core.errors import Unavailable
-from holdfast.core.models import JobState, Lease, Settlement
+from holdfast.core.models import JobState, Lease, NewJob, Settlement
 
 _REMEMBERED = 10_000  # leases; a settlement is retried within seconds
+_PERHAPS_STORED = "the job may be stored all the same: submit it again with the same key or id, and there is one"
 
 
 class UnconfirmedSettlements:
@@ -89,8 +90,15 @@ def accepted_as(settlement: Settlement, recorded: RecordedOutcome) -> JobState |
 
 def perhaps_stored(error: Unavailable) -> Unavailable:
     """The same error, for a submission that was sent and not answered."""
-    outcome = "the job may be stored all the same: submit it again with the same key or id, and there is one"
-    return Unavailable(f"{error}; {outcome}", outcome=outcome)
+    return Unavailable(f"{error}; {_PERHAPS_STORED}", outcome=_PERHAPS_STORED)
+
+
+def name_unconfirmed(error: Unavailable, job: NewJob) -> Unavailable:
+    """The same error, with the key or id of the job if it may be stored: the caller may not have chosen the id."""
+    if error.outcome != _PERHAPS_STORED:
+        return error
+    name = f"its id is {job.id}" if job.key is None else f"its key is {job.key}"
+    return Unavailable(f"{error}; {name}", outcome=f"{error.outcome}; {name}")
 
 
 def perhaps_done(error: Unavailable) -> Unavailable:

@@ -218,24 +218,23 @@ def run_bulk(
 ) -> int:
     """Runs an operation and prints its result; returns 1 if an id was refused."""
     check_choice(ids, filters, everything)
-    needs_tasks = "payload" in change.options
-    with session.open_target() if needs_tasks else session.open_jobs() as app:
+    with session.open_target() if "payload" in change.options else session.open_jobs() as app:
         if dry_run:
             return _count(session, app, change, ids, filters)
         operation, pace = getattr(app.sync, change.name), PacedCalls(change)
 
-        def next_slice(where: JobFilter) -> BulkResult:
-            operated: BulkResult = operation(where, **pace.batch_options())
+        def next_slice(where: JobFilter | list[str], **limit: int) -> BulkResult:
+            operated: BulkResult = operation(where, **limit, **pace.batch_options())
             pace.pace_batch(len(operated.changed))
             return operated
 
         if ids:
-            operated = operation(list(ids), limit=len(ids), **pace.batch_options())
-            pace.pace_batch(len(operated.changed))
+            operated = next_slice(list(ids), limit=len(ids))
         else:
             if change.name == "replay":  # a job that ends again while the calls go on is not chosen again
                 filters = msgspec.structs.replace(filters, not_started_after="0s")
-            operated = operate_on_all(next_slice, by_state(app.run_blocking(filters.build_filter(app)), change.legal))
+            chosen = by_state(app.run_blocking(filters.build_filter(app)), change.legal)
+            operated = operate_on_all(next_slice, chosen, change.done)
             if not operated.changed:
                 _note_unused(app, filters.queue)
         return print_operated(session, operated, change, pace)
@@ -274,8 +273,8 @@ def _over(pace: PacedCalls) -> str:
 def print_operated(session: Session, operated: BulkResult, change: BulkOperation, pace: PacedCalls) -> int:
     """Prints the result of an operation; returns 1 if something was refused."""
     if session.json:
-        count = len(operated.changed)
-        print_json({"dry_run": False, "count": count, **_lasting(pace), **to_builtins(operated_document(operated))})
+        document = {"dry_run": False, "count": len(operated.changed), **_lasting(pace)}
+        print_json(document | to_builtins(operated_document(operated)))
     else:
         asked = sum(state is JobState.RUNNING for _, state in operated.changed)
         also = f", {asked} of them run and were asked to stop" if asked else ""

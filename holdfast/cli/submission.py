@@ -18,7 +18,7 @@ from holdfast.cli.base import task_names
 from holdfast.cli.context import Session, note_if_created
 from holdfast.cli.output import print_json, print_note
 from holdfast.core.dependencies import Dependency
-from holdfast.core.errors import Invalid, JobCancelled, JobFailed, ResultTimeout, Unavailable
+from holdfast.core.errors import HoldfastError, Invalid, JobCancelled, JobFailed, ResultTimeout, Unavailable
 from holdfast.core.lifecycle import deferral_of, describe_outlook
 from holdfast.core.limits import Limit
 from holdfast.core.models import BulkResult, Job, NewJob, Reason
@@ -29,7 +29,7 @@ from holdfast.core.validation import did_you_mean, parse_duration, parse_instant
 from holdfast.core.workers import serves_queue
 from holdfast.tasks import decode_payload
 from holdfast.views.documents import job_document, to_builtins
-from holdfast.views.formatting import Filters, clip_text, format_moment
+from holdfast.views.formatting import Filters, clip_text, count_noun, format_moment
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -329,9 +329,6 @@ def _remark(app: Holdfast, job: Job) -> str | None:
 
 
 # ── filters ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-Operation = Callable[[JobFilter], BulkResult]
-
-
 def server_time_us(app: Holdfast) -> int:
     """Reads the store's clock."""
 
@@ -395,17 +392,22 @@ def check_choice(ids: tuple[str, ...], filters: Filters, everything: bool) -> No
         raise click.UsageError("say which jobs: ids, filters such as --queue mail, or --all")
 
 
-def operate_on_all(operation: Operation, filters: list[JobFilter]) -> BulkResult:
-    """Repeats a bounded operation until no job matches a filter."""
+def operate_on_all(operation: Callable[[JobFilter], BulkResult], filters: list[JobFilter], done: str) -> BulkResult:
+    """Repeats a bounded operation until no job matches a filter. An error says how many jobs were ``done`` before."""
     changed: dict[str, JobState] = {}
-    for where in filters:
-        while True:
-            answer = operation(where)
-            fresh = {job_id: state for job_id, state in answer.changed if job_id not in changed}
-            changed |= fresh
-            # A running job that was asked to stop still matches: stop once a call changes no new job.
-            if not answer.more or not fresh:
-                break
+    try:
+        for where in filters:
+            while True:
+                answer = operation(where)
+                fresh = {job_id: state for job_id, state in answer.changed if job_id not in changed}
+                changed |= fresh
+                # A running job that was asked to stop still matches: stop once a call changes no new job.
+                if not answer.more or not fresh:
+                    break
+    except HoldfastError as error:
+        if changed:
+            error.args = (f"{error}; before it, {count_noun(len(changed), 'job')} {done}; repeating it takes the rest",)
+        raise
     return BulkResult(changed=list(changed.items()), refused=[])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 from datetime import datetime, timedelta
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, JobFilter, Retry
+from holdfast import Holdfast, JobFilter, Retry, Unavailable
 from holdfast.core.lifecycle import Failed, Succeeded, decide
 from holdfast.core.models import BulkResult
 from holdfast.stores.base import ClaimRequest
@@ -59,6 +60,31 @@ def test_a_filter_reaches_every_job_however_many(cli: Cli) -> None:
     cli.run("enqueue", "--stream", "-", stdin=stream)
     assert cli.run("cancel", "--all") == "2500 jobs cancelled\n"
     assert cli.run("delete", "--state", "cancelled") == "2500 jobs deleted\n"
+
+
+@pytest.mark.parametrize("name", ["cancel", "replay", "delete"])
+def test_an_outage_between_slices_says_how_many_jobs_are_done(
+    name: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.run("enqueue", "--stream", "-", stdin='{"task": "work"}\n' * 3)
+    if name == "replay":
+        cli.run("cancel", "--all")
+    whole = inspect.unwrap(getattr(Holdfast, name))
+    changed: list[str] = []
+
+    async def lose_store(app: Holdfast, where: JobFilter, **options: Any) -> BulkResult:
+        if changed:
+            raise Unavailable("the store is away")
+        answer: BulkResult = await whole(app, where, **{**options, "limit": 2})
+        changed.extend(job_id for job_id, _ in answer.changed)
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Holdfast, name, lose_store)
+        shown = cli.fail(name, "--all", code=75)
+    done = {"cancel": "cancelled", "replay": "queued again", "delete": "deleted"}[name]
+    assert f"the store is away; before it, 2 jobs {done}; repeating it takes the rest" in shown
+    assert cli.run(name, "--all") == f"1 job {done}\n"
 
 
 def test_replay_reaches_every_job_though_some_die_again(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from msgspec.structs import replace
 
-from holdfast.core.events import KINDS, Event, Events, JobDead, JobFailed
+from holdfast.core.events import KINDS, Event, Events, JobDead, JobFailed, JobUnstartable, PayloadUnfit
 from holdfast.core.redaction import REDACTED
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.log_output import (
@@ -37,7 +37,7 @@ from holdfast.telemetry.log_output import (
 from holdfast.telemetry.trace_context import job_fields
 
 _STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
-_ERRORS_OF_JOBS = (JobFailed, JobDead)
+_ERRORS_OF_JOBS = (JobFailed, JobDead, JobUnstartable, PayloadUnfit)
 _BOUND = "structlog_fields"
 """Attribute of a record with the values bound to its structlog logger."""
 _LOGGER = logging.getLogger("holdfast")
@@ -54,7 +54,7 @@ def configure_logs(settings: Settings, events: Events, *, stream: TextIO | None 
     )
     undo = [
         *(
-            _write_events(kind, level, events, renderer, writer, hides_errors="error" in settings.redacted)
+            _write_events(kind, level, settings, events, renderer, writer)
             for kind, level in written_kinds(settings).items()
         ),
         _write_records(settings, renderer, writer),
@@ -106,7 +106,7 @@ class _Forwarding:
 
 def _forward(kind: type[Event], level: str, settings: Settings, program: str) -> Callable[[Event], None]:
     number, task_field = _number(level), settings.task_field
-    hides_error = kind in _ERRORS_OF_JOBS and "error" in settings.redacted
+    hides_error = _hides_error(kind, settings)
 
     def send_record(event: Event) -> None:
         if not _LOGGER.isEnabledFor(number):
@@ -117,6 +117,11 @@ def _forward(kind: type[Event], level: str, settings: Settings, program: str) ->
         _LOGGER.log(number, "%s %s", kind.name, text, extra={"holdfast_event": kind.name, "holdfast_fields": fields})
 
     return send_record
+
+
+def _hides_error(kind: type[Event], settings: Settings) -> bool:
+    """Returns True if the error text of such events may quote what the setting ``redacted`` hides."""
+    return bool(settings.redacted) and kind in _ERRORS_OF_JOBS
 
 
 def written_kinds(settings: Settings) -> dict[type[Event], str]:
@@ -145,12 +150,12 @@ def _level(number: int) -> str:
 
 
 def _write_events(
-    kind: type[Event], level: str, events: Events, renderer: Renderer, writer: LineWriter, *, hides_errors: bool
+    kind: type[Event], level: str, settings: Settings, events: Events, renderer: Renderer, writer: LineWriter
 ) -> Callable[[], None]:
     # Lines of single jobs are buffered, even if the settings raise them to warnings.
     urgent = _number(kind.level) >= logging.WARNING
     line, write = renderer.renderer_for(kind, level), writer.write
-    if hides_errors and kind in _ERRORS_OF_JOBS:
+    if _hides_error(kind, settings):
         return events.subscribe(lambda event: write(line(replace(event, error=REDACTED)), urgent=urgent), kind)
     return events.subscribe(lambda event: write(line(event), urgent=urgent), kind)
 

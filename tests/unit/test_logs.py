@@ -20,6 +20,7 @@ import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import (
@@ -31,7 +32,9 @@ from holdfast.core.events import (
     JobDead,
     JobFailed,
     JobSucceeded,
+    JobUnstartable,
     LoopBlocked,
+    PayloadUnfit,
     SettingsChanged,
     StoreTrouble,
     SweepComplete,
@@ -206,6 +209,13 @@ def test_passwords_are_hidden(event: Event, log_format: str) -> None:
     lines = _written(event, log_format=log_format)
     assert "hunter2" not in "".join(lines)
     assert "***" in "".join(lines)
+
+
+@pytest.mark.parametrize("redacted", [["error"], ["payload.card"], ["lines"]], ids=str)
+@pytest.mark.parametrize("kind", [JobFailed, JobDead, JobUnstartable, PayloadUnfit], ids=lambda kind: kind.name)
+def test_no_error_of_a_job_is_written_where_anything_is_redacted(kind: type[Event], redacted: list[str]) -> None:
+    (line,) = _written(replace(_sample(kind), error="ValueError: card 4111-1111"), redacted=redacted)
+    assert json.loads(line)["error"] == "[redacted]"
 
 
 def test_colours_only_on_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -311,7 +311,7 @@ async def test_thread_that_goes_on_is_reported(app: Holdfast) -> None:
 
 
 async def test_events_go_to_the_logger_once(home: str, caplog: pytest.LogCaptureFixture) -> None:
-    app = Holdfast(home, redacted=["error"])
+    app = Holdfast(home, redacted=["payload.card"])
 
     @app.task("fail", max_attempts=2, retry=Retry.fixed(0))
     async def fail() -> None:

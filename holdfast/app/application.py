@@ -99,7 +99,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         self._making = threading.Lock()
         self._users = 0
         self._in_flight = DeliveryLedger()
-        self.spans = open_traces(self.settings.traces)
+        self.spans = open_traces(self.settings.traces, hides_errors=bool(self.settings.redacted))
         """The maker of spans; None if tracing is off."""
         self._submitter = Submitter(self.open_store, lambda: self.settings, self.events, self.spans)
         self.external_tx = ExternalTransactions(self.open_store, self._reached)

@@ -289,7 +289,7 @@ def traceback_pointer(event: Event, program: str) -> dict[str, str]:
 
 def safe_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Converts fields to plain JSON values and hides secrets; other values become text."""
-    return {_masked(str(key)): _harmless(str(key), value, _DEPTH) for key, value in fields.items()}
+    return {mask_secrets(str(key)): _harmless(str(key), value, _DEPTH) for key, value in fields.items()}
 
 
 def exception_text(exception: Any) -> str:
@@ -301,19 +301,19 @@ def _harmless(key: str, value: Any, depth: int) -> Any:
     if _SECRET_NAME.search(key) and value is not None:
         return "***"
     if isinstance(value, str):
-        return _masked(value)
+        return mask_secrets(value)
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, Mapping) and depth:
-        return {_masked(str(name)): _harmless(str(name), each, depth - 1) for name, each in value.items()}
+        return {mask_secrets(str(name)): _harmless(str(name), each, depth - 1) for name, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset) and depth:
         return [_harmless("", each, depth - 1) for each in value]
-    return _masked(str(value))
+    return mask_secrets(str(value))
 
 
-def _masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """Masks passwords, and escapes lone surrogates, which UTF-8 cannot represent."""
     if "://" in text or "=" in text:
         text = _SECRET_TEXT.sub(lambda found: mask_url(found.group()), text)

@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import msgspec
 from opentelemetry import context as otel
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from holdfast.core.lifecycle import Failed, Outcome
+from holdfast.core.lifecycle import Failed, Outcome, Snooze
 from holdfast.core.models import NO_OPTIONS, Job, NewJob, Settlement
+from holdfast.telemetry.log_output import mask_secrets
 
 _MAX_STATE = 512
 """Characters of a tracestate that every party has to propagate."""
 
 
 class Spans:
-    """Creates spans. Callable from any thread."""
+    """Creates spans. Callable from any thread. ``hides_errors``: an error is shown by its type alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hides_errors: bool) -> None:
+        self._hides_errors = hides_errors
         self._tracer = trace.get_tracer("holdfast")
         self._propagator = TraceContextTextMapPropagator()
 
@@ -35,7 +39,7 @@ class Spans:
     @contextmanager
     def submission_span(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
         """Opens a span around a submission; yields the jobs with its context."""
-        with self._tracer.start_as_current_span(
+        with self._open_span(
             f"submit {jobs[0].task}" if _is_alike([job.task for job in jobs]) else "submit",
             kind=trace.SpanKind.PRODUCER,
             attributes=_submission_attributes(jobs),
@@ -61,12 +65,27 @@ class Spans:
             links=[trace.Link(submitted)] if submitted.is_valid else None,
             attributes=_execution_attributes(job, worker_id),
         )
-        return Execution(span)
+        return Execution(span, hides_errors=self._hides_errors)
 
     def step_span(self, name: str) -> AbstractContextManager[object]:
         """Opens a span around the function of a step, in that of its attempt."""
         shown = name.partition("#")[0]  # without the number of its call
-        return self._tracer.start_as_current_span(f"step {shown}", attributes={"holdfast.step": name})
+        return self._open_span(f"step {shown}", attributes={"holdfast.step": name})
+
+    @contextmanager
+    def _open_span(self, name: str, **options: Any) -> Iterator[None]:
+        """Opens a span; an exception that ends it is recorded as the error of an attempt is."""
+        options |= {"record_exception": False, "set_status_on_exception": False}
+        with self._tracer.start_as_current_span(name, **options) as span:
+            try:
+                yield
+            except Snooze:
+                raise
+            except Exception as error:
+                span.set_attribute("error.type", type(error).__name__)
+                stack = "".join(traceback.format_exception(error))
+                _record_error(span, f"{type(error).__name__}: {error}", stack, hides=self._hides_errors)
+                raise
 
     def attach(self, carrier: Mapping[str, str]) -> None:
         """Makes another process's context the current one."""
@@ -95,8 +114,9 @@ class Spans:
 class Execution:
     """The span of one attempt."""
 
-    def __init__(self, span: trace.Span) -> None:
+    def __init__(self, span: trace.Span, *, hides_errors: bool) -> None:
         self._span = span
+        self._hides_errors = hides_errors
         self._ended = False
 
     def enter_context(self, variables: contextvars.Context) -> None:
@@ -107,13 +127,9 @@ class Execution:
         """Ends the span with the outcome of the attempt."""
         span = self._span
         if isinstance(outcome, Failed) and span.is_recording():
-            kind, _, message = outcome.error.partition(": ")
-            exception = {"exception.type": kind, "exception.message": message or kind}
-            if outcome.traceback:
-                exception["exception.stacktrace"] = outcome.traceback
-            span.add_event("exception", exception)
-            span.set_attribute("error.type", kind if outcome.traceback else str(outcome.reason))
-            span.set_status(trace.StatusCode.ERROR, outcome.error[:200])
+            kind = outcome.error.partition(": ")[0] if outcome.traceback else str(outcome.reason)
+            span.set_attribute("error.type", kind)
+            _record_error(span, outcome.error, outcome.traceback, hides=self._hides_errors)
         if settlement.delay is not None:
             span.set_attribute("holdfast.retry_in", settlement.delay.total_seconds())
         self.end_span(settlement.state)
@@ -131,6 +147,20 @@ class Execution:
 
 
 _HEADERS = ("traceparent", "tracestate")
+
+
+def _record_error(span: trace.Span, error: str, stack: str | None, *, hides: bool) -> None:
+    """Records ``TypeName: message`` and a traceback, masked as in log lines; no text if ``hides``."""
+    if hides:
+        span.set_status(trace.StatusCode.ERROR)
+        return
+    shown = mask_secrets(error)
+    span.set_status(trace.StatusCode.ERROR, shown[:200])
+    kind, _, message = shown.partition(": ")
+    exception = {"exception.type": kind, "exception.message": message or kind}
+    if stack:
+        exception["exception.stacktrace"] = mask_secrets(stack)
+    span.add_event("exception", exception)
 
 
 def _answered(span: trace.Span, method: str, path: str | None, status: int) -> None:

@@ -184,3 +184,57 @@ async def test_steps_are_spans_of_their_attempts(app: Holdfast) -> None:
     assert [step.context.span_id for step in steps] == seen
     assert [dict(step.attributes or {})["holdfast.step"] for step in steps] == ["charge", "charge#2", "charge"]
     await app.close()
+
+
+def exported(span: ReadableSpan) -> str:
+    """All text of a span that leaves the process."""
+    return f"{span.status.description} {dict(span.attributes or {})} {[dict(e.attributes or {}) for e in span.events]}"
+
+
+@pytest.mark.parametrize("redacted", [[], ["payload.card"], ["error"]], ids=str)
+async def test_error_in_a_span_is_masked_and_hidden_as_in_the_log(tmp_path: Path, redacted: list[str]) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", traces=True, redacted=redacted)
+
+    def refuse() -> None:
+        raise ValueError("card 4111-1111 is refused by https://shop:hunter2@bank")
+
+    @app.task("charge", max_attempts=1)
+    async def charge(context: Context, card: str) -> None:
+        await context.step("ask", refuse)
+
+    spans = Spans()
+    async with harness(app) as harnessed:
+        await charge.enqueue("4111-1111")
+        await harnessed.run_until_idle()
+    assert app.spans is not None
+    with (
+        pytest.raises(ValueError, match="refused"),
+        app.spans.submission_span([charge.new_job("1"), charge.new_job("2")]),
+    ):
+        refuse()
+    failed = [*spans.named("run charge"), *spans.named("step ask"), spans.named("submit charge")[-1]]
+    assert len(failed) == 3
+    for span in failed:
+        assert span.status.status_code is trace.StatusCode.ERROR
+        assert (span.attributes or {})["error.type"] == "ValueError"
+        text = exported(span)
+        assert "hunter2" not in text
+        assert ("4111-1111" in text) is ("ValueError: card" in text) is not redacted
+    await app.close()
+
+
+async def test_step_that_snoozes_its_job_is_no_error(app: Holdfast) -> None:
+    @app.task("order")
+    async def order(context: Context) -> None:
+        def ask() -> None:
+            if context.claims == 1:
+                raise Snooze(5)
+
+        await context.step("ask", ask)
+
+    spans = Spans()
+    async with harness(app) as harnessed:
+        await order.enqueue()
+        await harnessed.run_until_idle()
+    assert [step.status.status_code for step in spans.named("step ask")] == [trace.StatusCode.UNSET] * 2
+    await app.close()

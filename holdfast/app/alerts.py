@@ -108,7 +108,9 @@ class AlertManager:
                     try:
                         await send_message(settings, _message(alert, state))
                     except NotSent as error:
-                        failed[alert.key] = replace(alert, problem=str(error))
+                        failed = {each.key: replace(each, problem=str(error)) for each in to_send[len(sent) :]}
+                        if error.may_have_arrived:
+                            failed[alert.key] = replace(failed[alert.key], may_have_arrived=True)
                         self._app.events.emit(AlertNotSent(rule=alert.rule, queue=alert.queue, problem=str(error)))
                         break
                     sent.append(alert)

@@ -31,6 +31,7 @@ MIN_WITHIN, MAX_WITHIN = timedelta(minutes=5), timedelta(hours=6)
 SEND_TIME = timedelta(minutes=2)
 """Time after which a message counts as not sent, if its sender has not said more. It doubles with each attempt."""
 _LONGEST_PAUSE = timedelta(hours=1)
+_CLEARED_FOR = timedelta(days=1)  # longest time for which the message that an alert has cleared is tried
 _FORGOTTEN_AFTER = timedelta(days=7)  # alerts of a rule that no process has any more
 _LEAST_ENDED = 10  # jobs that must have ended before a share of them means anything
 _SHARE = re.compile(r"(100|[1-9]?\d(?:\.\d{1,3})?)%")
@@ -209,6 +210,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_sent: bool = False
     problem: str = ""
     """Why the latest attempt to send it failed."""
+    may_have_arrived: bool = False
+    """An attempt ended without an answer: the receiver may have the message."""
 
     @property
     def key(self) -> str:
@@ -249,16 +252,20 @@ def advance_alerts(
 def _advance(alert: Alert, breach: Breach | None, now_us: int, hold_off: timedelta) -> Alert | None:
     """Returns the alert after another look; None: it is over, and a new breach begins another."""
     if alert.cleared_us is None and breach is None:
-        if not alert.is_sent:  # without a problem its sender may be under way: its receiver hears of the end as well
-            is_under_way = not alert.problem and now_us - alert.attempted_us < SEND_TIME // MICROSECOND
-            return alert if is_under_way else None
+        if not alert.is_sent and not alert.may_have_arrived:
+            if alert.problem:
+                return None
+            if now_us - alert.attempted_us < SEND_TIME // MICROSECOND:
+                return alert  # its sender may be under way: its receiver hears of the end as well
         return replace(alert, cleared_us=now_us, attempted_us=now_us, attempts=1, is_sent=False, problem="")
-    if alert.cleared_us is not None and now_us - alert.cleared_us >= hold_off // MICROSECOND:
-        return None
+    if alert.cleared_us is not None:
+        is_heard_of = alert.is_sent or breach is not None
+        if now_us - alert.cleared_us >= (hold_off if is_heard_of else max(hold_off, _CLEARED_FOR)) // MICROSECOND:
+            return None
     pause = min(_LONGEST_PAUSE, SEND_TIME * 2 ** min(alert.attempts - 1, 10))
     if alert.is_sent or now_us - alert.attempted_us < pause // MICROSECOND:
         return alert
-    return replace(alert, attempted_us=now_us, attempts=alert.attempts + 1)
+    return replace(alert, attempted_us=now_us, attempts=alert.attempts + 1, problem="")
 
 
 def keep_alerts(alerts: Mapping[str, Alert]) -> Schedule:

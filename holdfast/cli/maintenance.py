@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -15,14 +16,22 @@ from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, missing_database, open_application, store_of
 from holdfast.cli.output import Column, name_program, print_json, print_table
 from holdfast.cli.submission import server_time_us
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import Busy, ConfigError, TooBroad
+from holdfast.core.lifecycle import DEFERRALS
 from holdfast.core.limits import Limit
-from holdfast.core.models import Finding, to_microseconds
+from holdfast.core.models import Finding, JobFilter, JobState, to_microseconds
 from holdfast.core.resources import MAX_MEMORY, ResourceLimits
 from holdfast.core.validation import parse_instant
 from holdfast.tasks.command_policy import STRICT, largest_limits
 from holdfast.views.documents import finding_document
-from holdfast.views.findings import about_alerts, about_faults, about_limits, about_pauses, about_workers
+from holdfast.views.findings import (
+    about_alerts,
+    about_dead_letters,
+    about_faults,
+    about_limits,
+    about_pauses,
+    about_workers,
+)
 from holdfast.views.formatting import count_noun, format_span, format_timestamp, safe_text
 from holdfast.views.limits import describe_scope, describe_values
 
@@ -121,11 +130,23 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         yield from about_alerts(app.alerts.sync.find_active())
         queues, workers = app.sync.queues(), app.sync.workers()
         yield from about_workers(queues, workers)
+        yield from about_dead_letters(queues)
+        yield from _about_deferrals(app)
         tasks = frozenset(app.registry.task_names()) if is_loaded else frozenset[str]()
         limits = app.limits.sync.find_all()
         yield from about_limits(limits, queues, workers, tasks)
         yield from about_pauses(app.limits.sync.find_paused(), server_time_us(app))
         yield from about_declared_limits(app, limits, is_complete=is_loaded)
+
+
+def _about_deferrals(app: Holdfast) -> Iterator[Finding]:
+    """Yields a finding for each task with jobs that no worker could run."""
+    for reason in sorted(DEFERRALS):
+        with suppress(TooBroad, Busy):
+            deferred = app.sync.find(JobFilter(states=(JobState.SCHEDULED,), reason=reason), limit=100).jobs
+            for task, job_id in {job.task: job.id for job in deferred}.items():
+                text = f"workers cannot run jobs of task {task}: {reason}"
+                yield Finding("jobs", "warning", text, f"holdfast why {job_id}")
 
 
 def _about_settings(settings: Settings) -> Iterator[Finding]:

@@ -16,8 +16,8 @@ from holdfast.cli.inspect import print_queues
 from holdfast.cli.output import Column, as_json, fitting_columns
 from holdfast.cli.watch_tag import TagProgress, describe_progress
 from holdfast.core.job_logs import NewLine, Record
-from holdfast.core.lifecycle import Failed, Succeeded
-from holdfast.core.models import QueueInfo
+from holdfast.core.lifecycle import Failed, Released, Succeeded
+from holdfast.core.models import QueueInfo, Reason
 from holdfast.core.steps import NewStep
 from holdfast.views.formatting import format_decimal, format_span, safe_text
 from holdfast.worker.executors import resource_limits
@@ -229,6 +229,19 @@ def test_doctor_names_what_is_odd_with_a_remedy(cli: Cli, monkeypatch: pytest.Mo
     assert any("HOLDFAST_LEESE" in text for text in warnings)
     assert warnings["queue mail is paused and holds 1 job"] == "holdfast queue resume mail"
     assert "holdfast worker start" in warnings["no worker serves queue default, which holds 1 job"]
+
+
+def test_doctor_names_dead_jobs_and_those_no_worker_can_run(cli: Cli) -> None:
+    cli.dead("--queue", "mail")
+    first, second = (cli.run("enqueue", "work").strip() for _ in range(2))
+    for job_id in (first, second):
+        cli.end(job_id, Released("no task 'work' is registered", timedelta(hours=1), Reason.NO_HANDLER))
+    report = cli.json("doctor")
+    found = {each["text"]: each["remedy"] for each in report["findings"] if each["level"] == "warning"}
+    assert report["healthy"] is True
+    assert "holdfast dlq replay --queue mail" in found["queue mail has 1 dead job"]
+    remedy = found["workers cannot run jobs of task work: no_handler"]
+    assert remedy in (f"holdfast why {first}", f"holdfast why {second}")
 
 
 @pytest.mark.rows("Q69")

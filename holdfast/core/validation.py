@@ -56,7 +56,11 @@ _RATE = re.compile(RATE_PATTERN)
 _SIZE = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB)?", re.ASCII | re.IGNORECASE)
 _COUNT = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SECRET = re.compile(r"(?:password|passwd|pwd|secret|token)\s*=\s*", re.IGNORECASE)
+MASKED_NAMES = (
+    "(?:password|passwd|passphrase|pwd|secret|token|authorization|cookie|credentials?|(?:api|access|private)[_-]?key)"
+)
+"""Pattern of the last part of names whose values are masked."""
+_SECRET = re.compile(rf"{MASKED_NAMES}\s*=\s*", re.IGNORECASE)
 
 _UNITS = {
     "d": timedelta(days=1),
@@ -362,7 +366,7 @@ def mask_url(url: str) -> str:
     """Returns ``url`` with ``***`` for every password, also for one that lacks percent-encoding.
 
     In doubt it hides too much: from the first colon after the scheme to the last ``@``, and the values of query
-    parameters (or connection keywords) named password, secret or token.
+    parameters (or connection keywords) with a name such as password, secret or token.
     """
     scheme = _SCHEME.match(url)
     start = scheme.end() if scheme else 0

@@ -309,6 +309,16 @@ def test_fields_with_secret_names_are_hidden() -> None:
     )
 
 
+@pytest.mark.parametrize("separator", ["_", "-", ""])
+def test_keys_and_headers_that_let_someone_in_are_hidden(separator: str) -> None:
+    names = ["Authorization", "Set-Cookie", "aws_credentials", "passphrase"]
+    names += [f"{word}{separator}key" for word in ("api", "private", "access")]
+    (provided,) = _logged(lambda: logging.getLogger("shop").info("odd", extra=dict.fromkeys(names, "hunter2")))
+    assert {name: provided[name] for name in names} == dict.fromkeys(names, "***")
+    (provided,) = _logged(lambda: logging.getLogger("shop").info("asked https://bank/?%s=hunter2", names[-1]))
+    assert provided["event"] == f"asked https://bank/?{names[-1]}=***"
+
+
 def test_an_application_s_own_structlog_is_left_alone() -> None:
     structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
     try:

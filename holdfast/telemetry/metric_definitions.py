@@ -125,7 +125,7 @@ FAMILIES = (
     Family(
         "queue_jobs",
         "gauge",
-        "Jobs of a queue that are queued, scheduled, failed (to be retried), running or dead. "
+        "Jobs of a queue that are queued, waiting, scheduled, failed (to be retried), running or dead. "
         "Counted up to 100,000 of each.",
         ("queue", "state"),
         exposed_by="api",

@@ -41,6 +41,11 @@ CACHE_SECONDS = 5.0
 WAIT_SECONDS = 2.0
 """Seconds for which a scrape waits for the store."""
 
+STALE_SECONDS = 60.0
+"""Seconds past the cache for which readings stand in for those of a store that answers slowly."""
+
+_MAX_GONE = 10_000  # workers that have gone, whose last counts are kept
+
 WINDOW = 300.0
 """Window of the rate in seconds."""
 
@@ -59,7 +64,8 @@ class SettleRate:
     def record_counts(self, now: float, ended: Mapping[str, int]) -> None:
         """Records the current counts. A removed worker keeps its last count, a new one counts from its start."""
         grown = 0 if not self._steps else sum(max(0, n - self._ended.get(who, 0)) for who, n in ended.items())
-        self._ended = dict(ended)
+        gone = [(who, n) for who, n in self._ended.items() if who not in ended]
+        self._ended = dict(gone[-_MAX_GONE:]) | dict(ended)
         self._steps.append((now, grown))
         while len(self._steps) > 2 and now - self._steps[1][0] >= WINDOW:
             self._steps.popleft()
@@ -123,7 +129,7 @@ class QueueFigures:
             if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
                 looking = self._looking = asyncio.create_task(self._look(), name="holdfast-queue-figures")
             await asyncio.wait([looking], timeout=WAIT_SECONDS)
-            if not looking.done():
+            if not looking.done() and time.monotonic() >= self._until + STALE_SECONDS:
                 return list(gauge_readings(None, self._queue))
         return list(gauge_readings(self._snapshot, self._queue))
 
@@ -184,7 +190,7 @@ def gauge_readings(snapshot: QueueSnapshot | None, cap: Callable[[str], str]) ->
         age = 0.0 if queue.oldest_ready is None else queue.oldest_ready.total_seconds()
         oldest[name,] = max(oldest.get((name,), 0.0), age)
         paused[name,] = max(paused.get((name,), 0.0), float(queue.paused))
-        for state in ("queued", "scheduled", "failed", "running", "dead"):
+        for state in ("queued", "waiting", "scheduled", "failed", "running", "dead"):
             jobs[name, state] = jobs.get((name, state), 0.0) + queue.states.get(state, 0)
     queued = sum(queue.states.get("queued", 0) for queue in snapshot.queues if not queue.paused)
     yield Reading(GAUGES["queue_jobs"], jobs)

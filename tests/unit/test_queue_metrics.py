@@ -66,6 +66,9 @@ def test_the_rate_is_what_the_workers_ended_between_two_looks() -> None:
     pace.record_counts(20.0, {"b": 105, "c": 200})  # a has gone, c is new
     assert pace.settle_rate() == 20.0
 
+    pace.record_counts(30.0, {"a": 1130, "b": 105, "c": 200})  # a is back
+    assert pace.settle_rate() == (100 + 300 + 30) / 30
+
 
 def test_the_rate_forgets_what_is_longer_ago_than_its_window() -> None:
     pace = SettleRate()
@@ -91,7 +94,12 @@ def test_first_rate_is_the_lifetime_rate_of_workers() -> None:
 
 def test_queues_beyond_the_cap_are_summed() -> None:
     queues = [
-        QueueInfo(name=name, paused=paused, states={"queued": queued, "dead": 1}, oldest_ready=timedelta(seconds=age))
+        QueueInfo(
+            name=name,
+            paused=paused,
+            states={"queued": queued, "waiting": 3, "dead": 1},
+            oldest_ready=timedelta(seconds=age),
+        )
         for name, queued, age, paused in (("a", 5, 1, False), ("b", 7, 9, False), ("c", 70, 3, True))
     ]
     readings = shown(gauge_readings(QueueSnapshot(queues, [worker("a", 5)], 2.0, [], 0), LabelLimiter(1)))
@@ -100,6 +108,7 @@ def test_queues_beyond_the_cap_are_summed() -> None:
     assert readings["queue_jobs"]["a", "queued"] == 5
     assert readings["queue_jobs"]["other", "queued"] == 77
     assert readings["queue_jobs"]["other", "dead"] == 2
+    assert readings["queue_jobs"]["a", "waiting"] == 3
     assert readings["queue_oldest_seconds"] == {("a",): 1.0, ("other",): 9.0}
     assert readings["queue_paused"] == {("a",): 0.0, ("other",): 1.0}
     assert readings["workers"] == {(): 1.0}
@@ -192,3 +201,34 @@ def test_unavailable_store_is_reported_without_failing_the_reader() -> None:
 
     for opened in (away, never):
         assert shown(asyncio.run(read(opened))) == {"store_up": {(): 0.0}}
+
+
+def test_figures_of_a_slow_store_are_the_last_ones_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_metrics, "CACHE_SECONDS", 0.0)
+
+    async def read() -> list[list[Reading]]:
+        app, silent = Holdfast(f"sqlite:///{tmp_path}/jobs.db"), asyncio.Event()
+        silent.set()
+
+        async def open_slowly() -> Store:
+            await silent.wait()
+            return await app.open_store()
+
+        async with app:
+            await app.enqueue("work")
+            figures = QueueFigures(open_slowly, labels=10)
+            readings = []
+            while not readings or len(shown(readings[0])) == 1:  # until this machine was quick enough
+                readings = [await figures.read()]
+            silent.clear()
+            monkeypatch.setattr(queue_metrics, "WAIT_SECONDS", 0.01)
+            monkeypatch.setattr(queue_metrics, "STALE_SECONDS", 3600.0)
+            readings.append(await figures.read())
+            monkeypatch.setattr(queue_metrics, "STALE_SECONDS", 0.0)
+            readings.append(await figures.read())
+            silent.set()
+        return readings
+
+    first, slow, stale = (shown(each) for each in asyncio.run(read()))
+    assert (first["queue_jobs"]["default", "queued"], slow) == (1.0, first)
+    assert stale == {"store_up": {(): 0.0}}

@@ -24,11 +24,11 @@ _CLOSE_SECONDS = 1.0
 
 
 class NotSent(HoldfastError):
-    """A message was not taken by its receiver, as far as is known."""
+    """A message was not taken by its receiver."""
 
-    def __init__(self, problem: str, *, may_have_arrived: bool = False) -> None:
-        super().__init__(problem)
-        self.may_have_arrived = may_have_arrived
+
+class NoAnswer(NotSent):
+    """A message may have arrived, but its receiver did not say so."""
 
 
 async def send_message(settings: Settings, message: Mapping[str, Any]) -> None:
@@ -41,12 +41,10 @@ async def send_message(settings: Settings, message: Mapping[str, Any]) -> None:
             elif settings.alert_command is not None:
                 await _run_program(settings, settings.alert_command, body)
     except TimeoutError:
-        problem = f"{describe_receiver(settings)} took longer than {SEND_SECONDS:g} s"
-        raise NotSent(problem, may_have_arrived=True) from None
+        raise NoAnswer(f"{describe_receiver(settings)} took longer than {SEND_SECONDS:g} s") from None
     except OSError as error:
         cause = error.strerror or type(error).__name__
-        problem = f"{describe_receiver(settings)} cannot be used: {cause}"
-        raise NotSent(problem, may_have_arrived=isinstance(error, ConnectionResetError)) from None
+        raise NotSent(f"{describe_receiver(settings)} cannot be used: {cause}") from None
 
 
 def describe_receiver(settings: Settings) -> str:
@@ -68,7 +66,7 @@ async def _post(url: str, body: bytes) -> None:
         writer.write(_request_head(url, len(body)) + body)
         await writer.drain()
         status = (await reader.readuntil(b"\n")).split(b" ", 2)
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionResetError):
         status = []
     except BaseException:
         writer.transport.abort()  # closing it would wait until all is sent
@@ -78,7 +76,7 @@ async def _post(url: str, body: bytes) -> None:
         async with asyncio.timeout(_CLOSE_SECONDS):
             await writer.wait_closed()
     if len(status) < 2 or not status[0].startswith(b"HTTP/1."):
-        raise NotSent("alert_webhook did not answer in HTTP", may_have_arrived=True)
+        raise NoAnswer("alert_webhook did not answer in HTTP")
     if not status[1].startswith(b"2"):
         code = status[1][:3].decode("ascii", "replace")
         hint = "; redirects are not followed: give the URL to which it leads" if code.startswith("3") else ""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from holdfast.app.alert_sinks import NotSent, send_message
+from holdfast.app.alert_sinks import NoAnswer, NotSent, send_message
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.alerts import Alert, AlertRule, SystemState, advance_alerts, find_breaches, keep_alerts, read_alerts
 from holdfast.core.clock import Clock
@@ -109,7 +109,7 @@ class AlertManager:
                         await send_message(settings, _message(alert, state))
                     except NotSent as error:
                         failed = {each.key: replace(each, problem=str(error)) for each in to_send[len(sent) :]}
-                        if error.may_have_arrived:
+                        if isinstance(error, NoAnswer):
                             failed[alert.key] = replace(failed[alert.key], may_have_arrived=True)
                         self._app.events.emit(AlertNotSent(rule=alert.rule, queue=alert.queue, problem=str(error)))
                         break

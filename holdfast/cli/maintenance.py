@@ -24,14 +24,7 @@ from holdfast.core.resources import MAX_MEMORY, ResourceLimits
 from holdfast.core.validation import parse_instant
 from holdfast.tasks.command_policy import STRICT, largest_limits
 from holdfast.views.documents import finding_document
-from holdfast.views.findings import (
-    about_alerts,
-    about_dead_letters,
-    about_faults,
-    about_limits,
-    about_pauses,
-    about_workers,
-)
+from holdfast.views.findings import about_alerts, about_dead, about_faults, about_limits, about_pauses, about_workers
 from holdfast.views.formatting import count_noun, format_span, format_timestamp, safe_text
 from holdfast.views.limits import describe_scope, describe_values
 
@@ -130,7 +123,7 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         yield from about_alerts(app.alerts.sync.find_active())
         queues, workers = app.sync.queues(), app.sync.workers()
         yield from about_workers(queues, workers)
-        yield from about_dead_letters(queues)
+        yield from about_dead(queues)
         yield from _about_deferrals(app)
         tasks = frozenset(app.registry.task_names()) if is_loaded else frozenset[str]()
         limits = app.limits.sync.find_all()

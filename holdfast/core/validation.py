@@ -56,11 +56,9 @@ _RATE = re.compile(RATE_PATTERN)
 _SIZE = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB)?", re.ASCII | re.IGNORECASE)
 _COUNT = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-MASKED_NAMES = (
-    "(?:password|passwd|passphrase|pwd|secret|token|authorization|cookie|credentials?|(?:api|access|private)[_-]?key)"
-)
+MASKED = "(?:pass(?:word|wd|phrase)|pwd|secret|token|authorization|cookie|credentials?|(?:api|access|private)[_-]?key)"
 """Pattern of the last part of names whose values are masked."""
-_SECRET = re.compile(rf"{MASKED_NAMES}\s*=\s*", re.IGNORECASE)
+_SECRET = re.compile(rf"{MASKED}\s*=\s*", re.IGNORECASE)
 
 _UNITS = {
     "d": timedelta(days=1),

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TextIO
 import msgspec
 
 from holdfast.core.events import Event, JobDead
-from holdfast.core.validation import MASKED_NAMES, mask_url
+from holdfast.core.validation import MASKED, mask_url
 
 FLUSH_SECONDS = 0.010
 FLUSH_BYTES = 64 * 1024
@@ -173,9 +173,9 @@ _EQUALS, _DELETE = b"=\x7f"  # bytes for a search; one byte is found ten times a
 _DEPTH = 8
 """Maximum nesting of logged values; deeper ones are shown as text."""
 
-_SECRET_NAME = re.compile(rf"{MASKED_NAMES}$", re.IGNORECASE)
+_SECRET_NAME = re.compile(rf"{MASKED}$", re.IGNORECASE)
 _SECRET_TEXT = re.compile(
-    rf"[a-z0-9+.-]{{1,32}}://\S+|{MASKED_NAMES}\s{{0,9}}=\s{{0,9}}(?:'[^']*'|\"[^\"]*\"|\S+)", re.IGNORECASE
+    rf"[a-z0-9+.-]{{1,32}}://\S+|{MASKED}\s{{0,9}}=\s{{0,9}}(?:'[^']*'|\"[^\"]*\"|\S+)", re.IGNORECASE
 )
 # Delete, the C1 controls, line separators, and characters that change the direction of text.
 _UNSEEN = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")

@@ -79,12 +79,10 @@ class Spans:
         with self._tracer.start_as_current_span(name, **options) as span:
             try:
                 yield
-            except Snooze:
-                raise
             except Exception as error:
-                span.set_attribute("error.type", type(error).__name__)
-                stack = "".join(traceback.format_exception(error))
-                _record_error(span, f"{type(error).__name__}: {error}", stack, hides=self._hides_errors)
+                if not isinstance(error, Snooze):
+                    kind, stack = type(error).__name__, "".join(traceback.format_exception(error))
+                    _record_error(span, kind, f"{kind}: {error}", stack, hides=self._hides_errors)
                 raise
 
     def attach(self, carrier: Mapping[str, str]) -> None:
@@ -128,8 +126,7 @@ class Execution:
         span = self._span
         if isinstance(outcome, Failed) and span.is_recording():
             kind = outcome.error.partition(": ")[0] if outcome.traceback else str(outcome.reason)
-            span.set_attribute("error.type", kind)
-            _record_error(span, outcome.error, outcome.traceback, hides=self._hides_errors)
+            _record_error(span, kind, outcome.error, outcome.traceback, hides=self._hides_errors)
         if settlement.delay is not None:
             span.set_attribute("holdfast.retry_in", settlement.delay.total_seconds())
         self.end_span(settlement.state)
@@ -149,18 +146,14 @@ class Execution:
 _HEADERS = ("traceparent", "tracestate")
 
 
-def _record_error(span: trace.Span, error: str, stack: str | None, *, hides: bool) -> None:
-    """Records ``TypeName: message`` and a traceback, masked as in log lines; no text if ``hides``."""
-    if hides:
-        span.set_status(trace.StatusCode.ERROR)
-        return
-    shown = mask_secrets(error)
-    span.set_status(trace.StatusCode.ERROR, shown[:200])
-    kind, _, message = shown.partition(": ")
-    exception = {"exception.type": kind, "exception.message": message or kind}
-    if stack:
-        exception["exception.stacktrace"] = mask_secrets(stack)
-    span.add_event("exception", exception)
+def _record_error(span: trace.Span, kind: str, error: str, stack: str | None, *, hides: bool) -> None:
+    """Records ``TypeName: message`` and a traceback, masked as in log lines; only the kind if ``hides``."""
+    span.set_attribute("error.type", kind)
+    span.set_status(trace.StatusCode.ERROR, None if hides else mask_secrets(error)[:200])
+    if not hides:
+        name, _, message = mask_secrets(error).partition(": ")
+        exception = {"exception.type": name, "exception.message": message or name}
+        span.add_event("exception", exception | ({"exception.stacktrace": mask_secrets(stack)} if stack else {}))
 
 
 def _answered(span: trace.Span, method: str, path: str | None, status: int) -> None:
@@ -174,8 +167,7 @@ def _answered(span: trace.Span, method: str, path: str | None, status: int) -> N
 
 def _parent_headers(job: Job) -> dict[str, str]:
     options = job.options_or_default
-    found = {"traceparent": options.traceparent, "tracestate": options.tracestate}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name in _HEADERS if (value := getattr(options, name)) is not None}
 
 
 def _with_context(job: NewJob, carrier: Mapping[str, str]) -> NewJob:

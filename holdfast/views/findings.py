@@ -63,7 +63,7 @@ def about_alerts(alerts: Sequence[Alert]) -> Iterator[Finding]:
         yield Finding("alerts", "warning", text, remedy)
 
 
-def about_dead_letters(queues: Sequence[QueueInfo]) -> Iterator[Finding]:
+def about_dead(queues: Sequence[QueueInfo]) -> Iterator[Finding]:
     """Yields a finding for each queue with dead jobs."""
     for queue in queues:
         number = queue.states.get(JobState.DEAD, 0)

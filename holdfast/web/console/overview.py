@@ -10,14 +10,7 @@ from holdfast.core.models import Finding, JobState, QueueInfo
 from holdfast.core.schedule import without_alerts
 from holdfast.core.workers import WorkerInfo
 from holdfast.views.documents import plan_document, state_totals, to_builtins, worker_document
-from holdfast.views.findings import (
-    about_alerts,
-    about_dead_letters,
-    about_faults,
-    about_limits,
-    about_pauses,
-    about_workers,
-)
+from holdfast.views.findings import about_alerts, about_dead, about_faults, about_limits, about_pauses, about_workers
 from holdfast.views.formatting import format_timestamp
 from holdfast.views.schedules import schedule_document, schedule_state
 from holdfast.web.console import ROOT
@@ -51,7 +44,7 @@ async def show_overview(visit: Visit) -> ApiResponse:
     findings = [
         *about_alerts(alerts),
         *(each for each in about_workers(queues, workers) if not visit.caller.is_restricted),
-        *about_dead_letters(queues),
+        *about_dead(queues),
         *(() if visit.caller.is_restricted else about_faults(plan, is_allowed=False)),
     ]
     if not visit.caller.is_restricted:

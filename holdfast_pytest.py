@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from holdfast.testing import EnqueuedJobs, Harness, TemporaryStore
 
 _MODES = ("manual", "inline", "harness")
+_FIXTURES = {"holdfast_jobs", "holdfast_clock"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,13 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Enters the mode of a test ahead of its other fixtures: these may start the application."""
     names: list[str] | None = getattr(item, "fixturenames", None)
-    if names is None:
+    if names is None or not (_FIXTURES & set(names) or item.get_closest_marker("holdfast")):
         return
-    if "holdfast_jobs" in names:
-        names.remove("holdfast_jobs")
-    elif item.get_closest_marker("holdfast") is None:
-        return
-    names.insert(0, "holdfast_jobs")
+    others = [name for name in names if name != "holdfast_jobs"]
+    item.fixturenames = ["holdfast_jobs", *others]  # type: ignore[attr-defined]  # a list that other tests may share
 
 
 @pytest.fixture(scope="session")
@@ -96,14 +94,16 @@ def holdfast_jobs(
 @pytest.fixture
 def holdfast_clock(
     request: pytest.FixtureRequest, holdfast_app: Holdfast, holdfast_store: TemporaryStore | None
-) -> Harness:
-    """A harness around the test: a clock that only the test moves, and workers. For async tests."""
+) -> Iterator[Harness]:
+    """A harness: a store and a clock that only the test moves for test and fixtures, workers in the async test."""
     from holdfast import testing
 
     if _read_mode(request) != "harness":
         raise pytest.UsageError("holdfast_clock: only a harness has a clock; mark the test holdfast('harness')")
     test = request.node
-    function = getattr(test, "obj", None)
+    function: Any = getattr(test, "obj", None)
+    holder, name = (function.hypothesis, "inner_test") if hasattr(function, "hypothesis") else (test, "obj")
+    function = getattr(holder, name, None)
     if not inspect.iscoroutinefunction(function):
         raise pytest.UsageError(f"holdfast_clock: {test.name} is not async; a harness needs an event loop: async def")
     harness = testing.Harness(holdfast_app, url=holdfast_store)
@@ -113,8 +113,12 @@ def holdfast_clock(
         async with harness:
             await function(*args, **arguments)
 
-    test.obj = run_in_harness
-    return harness
+    setattr(holder, name, run_in_harness)
+    try:
+        with harness.private_store():
+            yield harness
+    finally:
+        setattr(holder, name, function)  # for a rerun
 
 
 def _read_mode(request: pytest.FixtureRequest) -> str:

@@ -23,6 +23,8 @@ from holdfast.stores.sqlite.store import SQLiteStore
 
 T = TypeVar("T")
 
+_Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
+
 WaitLimit = Callable[[], float | None]
 """Callback: the real seconds for which a wait may last now; None: without a limit, since the test moves time."""
 
@@ -55,9 +57,10 @@ class Activity:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._home = asyncio.get_running_loop()
+        self.home: asyncio.AbstractEventLoop | None = None
+        """The event loop of the test, once it runs."""
         self._loops: set[asyncio.AbstractEventLoop] = set()
-        self._none_left = asyncio.Event()
+        self._waiting: list[_Waiter] = []
         self._under_way = 0
         self.notifications = ObservedNotifications()
         self.movers = 0
@@ -76,7 +79,8 @@ class Activity:
         with self._lock:
             self._under_way -= 1
             self.count += 1
-        self._home.call_soon_threadsafe(self._none_left.set)
+            waiting, self._waiting = self._waiting, []
+        _resolve_all(waiting)
 
     def add_loop(self) -> None:
         """Registers the running event loop, if any."""
@@ -99,23 +103,34 @@ class Activity:
         while True:
             before = self.count
             await self._drain_loops()
-            while self._under_way:
-                self._none_left.clear()
-                if self._under_way:
-                    await self._none_left.wait()
+            while ended := self._next_end():
+                await ended
             if self.count == before:
                 return
 
+    def _next_end(self) -> asyncio.Future[None] | None:
+        """Returns what is set when a store call ends; None if none is under way."""
+        with self._lock:
+            if not self._under_way:
+                return None
+            loop = asyncio.get_running_loop()
+            ended = loop.create_future()
+            self._waiting.append((loop, ended))
+            return ended
+
     async def _drain_loops(self) -> None:
         await _drain_running_loop()
-        for loop in list(self._loops - {self._home}):
+        for loop in list(self._loops - {self.home}):
             if loop.is_closed() or not loop.is_running():
                 self._loops.discard(loop)
                 continue
             drained: Future[None] = Future()
             with suppress(RuntimeError):  # it was closed just now
                 loop.call_soon_threadsafe(_drain_callbacks, loop, drained)
-                await asyncio.wait([asyncio.wrap_future(drained)], timeout=1)
+                waiter, polls = asyncio.wrap_future(drained), 100
+                while polls and loop.is_running() and not waiter.done():  # it may end before its turn
+                    await asyncio.wait([waiter], timeout=0.01)
+                    polls -= 1
         await _drain_running_loop()
 
 
@@ -147,7 +162,7 @@ class CallBarrier:
     def __init__(self) -> None:
         self.frozen = False
         self.refused: Callable[[str], bool] = _none
-        self._held: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._held: list[_Waiter] = []
 
     async def pass_through(self, verb: str) -> None:
         """Returns when the barrier is open; Unavailable if the verb is refused."""
@@ -163,18 +178,22 @@ class CallBarrier:
         """Releases all held calls."""
         self.frozen, self.refused = False, _none
         held, self._held = self._held, []
-        for loop, opened in held:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_resolve, opened)
+        _resolve_all(held)
 
 
 def _none(_: str) -> bool:
     return False
 
 
-def _resolve(opened: asyncio.Future[None]) -> None:
-    if not opened.done():
-        opened.set_result(None)
+def _resolve_all(waiting: Sequence[_Waiter]) -> None:
+    for loop, waiter in waiting:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_resolve, waiter)
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class ObservedNotifications:
@@ -191,9 +210,7 @@ class ObservedNotifications:
             self._notified.update(kinds)
             matching = [each for each in self._pending if kinds & each[0]]
             self._pending = [each for each in self._pending if not kinds & each[0] and not each[2].done()]
-        for _, loop, notifications in matching:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_resolve, notifications)
+        _resolve_all([(loop, notified) for _, loop, notified in matching])
 
     def notified_count(self, kinds: frozenset[str]) -> int:
         """Returns the number of notifications about topics of these kinds."""

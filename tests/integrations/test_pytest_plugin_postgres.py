@@ -226,3 +226,100 @@ def test_missing_application_is_explained(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\nholdfast_app = shop:ap\n")
     code, shown = suite.run()
     assert (code, "shop has no ap; did you mean app?" in shown) == (1, True), shown
+
+
+AROUND = """
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+async def async_seed(anyio_backend):
+    await send.enqueue("async seed")
+
+
+@pytest.fixture
+def seed():
+    send.sync.enqueue("seed")
+    yield
+    send.sync.enqueue("late")
+    assert [job.state for job in app.sync.find().jobs] == ["queued", "succeeded", "succeeded"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("number", [1, 2])
+async def test_it(seed, async_seed, holdfast_clock, number):
+    await holdfast_clock.run_until_idle()
+    assert sorted(sent) == ["async seed", "seed"]
+    sent.clear()
+
+
+def test_others_are_in_no_mode():
+    assert not app.under_test
+"""
+
+
+@pytest.mark.parametrize("place", ["a private file", "postgres"])
+def test_jobs_of_fixtures_are_in_the_store_of_the_harness(suite: Suite, postgres: Postgres, place: str) -> None:
+    if place == "postgres":
+        url = postgres.url(postgres.create_database())
+        overridden = f"@pytest.fixture(scope='session')\ndef holdfast_url():\n    return {url!r}\n"
+        suite.write("conftest.py", f"import pytest\n\n\n{overridden}")
+    code, shown = suite.run_test(AROUND)
+    assert (code, "3 passed" in shown) == (0, True), shown
+    assert not (suite.folder / "real.db").exists()
+
+
+def test_harness_is_made_anew_for_a_rerun(suite: Suite) -> None:
+    """As pytest-rerunfailures does it: the protocol of the same item, twice."""
+    suite.write(
+        "conftest.py",
+        "from _pytest.runner import runtestprotocol\n\n\n"
+        "def pytest_runtest_protocol(item, nextitem):\n"
+        "    runtestprotocol(item, nextitem=nextitem, log=False)\n"
+        "    item._initrequest()\n",
+    )
+    code, shown = suite.run_test("""
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_it(holdfast_clock):
+    job = await send.enqueue("ann")
+    await holdfast_clock.run_until_idle()
+    assert (await app.count(), await job.state()) == (1, "succeeded")
+""")
+    assert (code, "1 passed" in shown) == (0, True), shown
+
+
+def test_mark_on_one_parameter_leaves_the_others(suite: Suite) -> None:
+    code, shown = suite.run_test("""
+@pytest.mark.parametrize("mode", [None, pytest.param("inline", marks=pytest.mark.holdfast("inline"))])
+def test_it(mode):
+    assert (app.under_test, app.is_inline) == (mode == "inline", mode == "inline")
+""")
+    assert (code, "2 passed" in shown) == (0, True), shown
+
+
+def test_hypothesis_runs_each_example_in_the_harness(suite: Suite) -> None:
+    code, shown = suite.run_test("""
+from hypothesis import HealthCheck, given, settings, strategies
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.mark.anyio
+@settings(max_examples=3, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(to=strategies.sampled_from("abc"))
+async def test_it(holdfast_clock, to):
+    await send.enqueue(to)
+    await holdfast_clock.run_until_idle()
+    assert sent[-1] == to
+""")
+    assert (code, "1 passed" in shown) == (0, True), shown

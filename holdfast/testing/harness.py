@@ -8,14 +8,14 @@ import math
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from holdfast.app import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import HoldfastError
-from holdfast.core.models import JobFilter, JobState, NewJob, Submitted, to_datetime
-from holdfast.core.validation import check_span
+from holdfast.core.models import JobFilter, JobState, NewJob, Submitted, to_datetime, to_microseconds
+from holdfast.core.validation import check_span, parse_instant
 from holdfast.stores.base import Store
 from holdfast.stores.external_tx import ExternalTransactions
 from holdfast.tasks import CURRENT
@@ -121,16 +121,22 @@ class Harness:
 
     A handler that takes time should sleep on ``harness.clock``. For one that is busy in real time (a thread, a process,
     ``asyncio.sleep``) the harness waits ``patience`` real seconds, once; then manual time moves on. Further arguments
-    are settings: ``Harness(app, concurrency=1)``. The store is a new SQLite file or, with ``url``, a new one on that
-    database; it is removed in the end, and a ``TemporaryStore`` is emptied.
+    are settings: ``Harness(app, concurrency=1)``. Time begins at ``start``, or now. The store is a new SQLite file or,
+    with ``url``, a new one on that database; it is removed in the end, and a ``TemporaryStore`` is emptied.
     """
 
     def __init__(
-        self, app: Holdfast, *, patience: float = 1.0, url: str | TemporaryStore | None = None, **settings: Any
+        self,
+        app: Holdfast,
+        *,
+        patience: float = 1.0,
+        url: str | TemporaryStore | None = None,
+        start: datetime | None = None,
+        **settings: Any,
     ) -> None:
         self.app = app
         self._url = url
-        self.clock = ManualClock()
+        self.clock = ManualClock(to_microseconds(parse_instant(start or datetime.now(UTC), "start")))
         self._patience = patience
         self._settings = settings
         self._override = ExitStack()

@@ -7,12 +7,24 @@ import re
 import signal
 import subprocess
 import sys
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from holdfast import Context, Dead, Holdfast, HoldfastError, JobFailed, JobState, ResultTimeout, Retry, Snooze, testing
+from holdfast import (
+    Context,
+    Dead,
+    Holdfast,
+    HoldfastError,
+    Invalid,
+    JobFailed,
+    JobState,
+    ResultTimeout,
+    Retry,
+    Snooze,
+    testing,
+)
 from holdfast.core.fault_points import POINTS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
@@ -245,6 +257,24 @@ def test_a_result_that_needs_no_time_can_be_waited_for(app: Holdfast) -> None:
             assert results[0] == 3
 
     asyncio.run(run())
+
+
+def test_time_of_a_harness_begins_at_the_present_or_at_a_given_start(app: Holdfast) -> None:
+    start = datetime(2030, 3, 31, tzinfo=UTC)
+
+    async def run() -> None:
+        async with testing.Harness(app) as harness:
+            in_an_hour = datetime.now(UTC) + timedelta(hours=1)
+            later = await app.enqueue("add", {"a": 1}, run_at=in_an_hour)
+            valid = await app.enqueue("add", {"a": 2}, expires=in_an_hour)
+            await harness.advance(1)
+            assert (await later.state(), await valid.state()) == ("scheduled", "succeeded")
+        async with testing.Harness(app, start=start) as harness:
+            assert harness.now == start
+
+    asyncio.run(run())
+    with pytest.raises(Invalid, match="start"):
+        testing.Harness(app, start=datetime(2030, 3, 31))  # noqa: DTZ001 - it names no instant
 
 
 def test_a_harness_that_was_not_entered_says_so(app: Holdfast) -> None:

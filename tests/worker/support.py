@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from holdfast import Holdfast, JobHandle
@@ -18,12 +18,14 @@ from holdfast.testing import Harness, TemporaryStore
 
 PATIENCE = 0.02
 """Real seconds for handlers that wait for no clock: these tests have many that wait for ever, and few that work."""
+START = datetime(2031, 1, 1, tzinfo=UTC)
+"""When manual time begins in these tests: at a full minute, months from any change of the clocks."""
 
 
 def harness(app: Holdfast, **settings: Any) -> Harness:
     """A harness on the application's own store, which the test has for itself."""
     kept = {"url": kept_store(app.settings.url), "transport": app.settings.transport}
-    return Harness(app, **{**kept, "patience": PATIENCE, **settings})
+    return Harness(app, **{**kept, "patience": PATIENCE, "start": START, **settings})
 
 
 def kept_store(url: str) -> TemporaryStore:

@@ -109,8 +109,7 @@ async def _minutes(url: str, begin: datetime, days: int) -> list[datetime]:
     async def tick() -> None:
         started.append(harness.now)
 
-    async with Harness(app, url=TemporaryStore(url, lambda: None)) as harness:
-        harness.clock.advance((begin - harness.now).total_seconds())
+    async with Harness(app, url=TemporaryStore(url, lambda: None), start=begin) as harness:
         await app.schedules.add("minutely", tick.new_job(), cron="* * * * *", zone="Europe/Zurich")
         await harness.advance(days * 86_400)
     return started

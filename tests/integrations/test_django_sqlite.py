@@ -13,7 +13,7 @@ from tests.examples.programs import ROOT, Program, environment
 from tests.support.servers import PATIENCE, until
 
 PROJECT = """
-import asyncio, io, sqlite3, sys, threading
+import asyncio, io, os, sqlite3, sys, threading
 from contextlib import closing, redirect_stdout
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from django.utils.module_loading import import_string
 
 from holdfast.core.errors import ConfigError
 from holdfast.integrations.django import app, task
+from holdfast.integrations.django.database import find_place
 from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
 
 
@@ -122,6 +123,35 @@ connection.settings_dict["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
 assert not [each for each in run_checks() if each.id.startswith("holdfast")]
 with override_settings(HOLDFAST_CONCURRENCY=5):
     assert [each.hint for each in run_checks() if each.id == "holdfast.W002"] == ['HOLDFAST = {"CONCURRENCY": …}']
+
+# Any spelling of the path names the file of the project; another file is no part of its transactions.
+settings_derived, folder = app.settings, Path(sys.argv[1]).parent
+os.chdir(folder)
+app.derives_url = False
+for spelling in ("project.sqlite3", f"{folder}/../{folder.name}/project.sqlite3"):
+    app.settings = settings_derived.replace_values(url=f"sqlite:///{spelling}")
+    assert refuses(ZeroDivisionError, fail_in_transaction)
+    with transaction.atomic():
+        note.sync.enqueue(1)
+        assert connection.cursor().execute("select count(*) from holdfast_job").fetchone() == (1,)
+        transaction.set_rollback(True)
+    assert not [each for each in run_checks() if each.id == "holdfast.W003"]
+for url, warnings in (("sqlite:///other.sqlite3", 1), ("redis://127.0.0.1:1", 0)):
+    app.settings = settings_derived.replace_values(url=url)
+    assert len([each for each in run_checks() if each.id == "holdfast.W003"]) == warnings, url
+app.settings, app.derives_url = settings_derived, True
+
+for urls, are_same in (
+    (("postgres://ann@Db/shop?schema=jobs", "postgresql://bob:p@db:5432/shop?sslmode=require"), True),
+    (("postgresql:///shop?host=/a", "postgresql://%2Fa/shop?port=5432"), True),
+    (("postgresql://[::1]/shop", "postgresql://[::1]:5432/shop"), True),
+    (("postgresql://a,b/shop", "postgresql://a:5432,b:5432/shop"), True),
+    (("postgresql:///shop?host=/a", "postgresql:///shop?host=/b"), False),
+    (("postgresql:///shop?port=5433", "postgresql:///shop"), False),
+    (("postgresql://db/shop", "postgresql://db/test_shop"), False),
+    (("postgresql://db/shop", "postgresql://db:6432/shop"), False),
+):
+    assert (find_place(urls[0]) == find_place(urls[1])) == are_same, urls
 
 
 def nested():

@@ -39,6 +39,7 @@ class HoldfastConfig(AppConfig):  # type: ignore[misc]  # Django has no types
         checks.register(check_transaction_mode)
         checks.register(check_setting_names)
         checks.register(check_application)
+        checks.register(check_database)
         post_migrate.connect(prepare_store, sender=self)
         connection_created.connect(leave_databases)
         connection_created.connect(keep_checkpoints)
@@ -65,6 +66,16 @@ def check_setting_names(**_: Any) -> list[checks.Warning]:
         )
         for name in beside
     ]
+
+
+def check_database(**_: Any) -> list[checks.Warning]:
+    """Warns of a URL of another database than Django's, of the same kind: jobs are not part of its transactions."""
+    vendor = connections[app.database].vendor
+    if app.derives_url or app.holds_jobs or not app.settings.url.startswith(vendor.removesuffix("ql")):
+        return []
+    text = f"HOLDFAST: URL names another database than DATABASES[{app.database!r}]: jobs are submitted on commit."
+    hint = "Leave URL out to store them with your rows, or silence this if they belong elsewhere."
+    return [checks.Warning(text, hint=hint, id="holdfast.W003")]
 
 
 def check_application(**_: Any) -> list[checks.Error]:

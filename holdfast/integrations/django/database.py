@@ -7,7 +7,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -36,6 +36,20 @@ def database_url(alias: str) -> str:
     path = connection.settings_dict["NAME"]
     file = _private_file() if connection.is_in_memory_db() else Path(path).absolute()
     return f"sqlite:///{quote(str(file))}"
+
+
+def find_place(url: str) -> tuple[object, ...]:
+    """Returns what all URLs of one database have in common: its file, or its servers and its name."""
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        return ("sqlite", Path(unquote(parts.path.removeprefix("/"))).resolve())
+    options = dict(parse_qsl(parts.query))
+    given = unquote(parts.netloc.rpartition("@")[2]) or options.get("host") or os.environ.get("PGHOST", "")
+    hosts = [host.rpartition(":") if host.rpartition(":")[2].isdigit() else (host, "", "") for host in given.split(",")]
+    ports = (options.get("port") or os.environ.get("PGPORT") or "5432").split(",") * len(hosts)
+    places = [(host.lower(), own or port) for (host, _, own), port in zip(hosts, ports, strict=False)]
+    name = unquote(parts.path.removeprefix("/")) or options.get("dbname") or os.environ.get("PGDATABASE")
+    return ("postgresql" if parts.scheme == "postgres" else parts.scheme, places, name, options.get("service"))
 
 
 def is_in_memory(alias: str) -> bool:

@@ -6,6 +6,8 @@ transaction of the test has to reach them.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
 import tempfile
 import uuid
@@ -102,17 +104,18 @@ def temporary_store(url: str) -> Iterator[TemporaryStore]:
     """
     store = open_store(url)  # ConfigError for a URL that cannot be read
     scheme = urlsplit(url).scheme
-    if scheme == "sqlite":
-        yielding = _sqlite_tables(url, Path(store.url.removeprefix("sqlite:///")))
-    elif scheme.startswith("postgres"):
-        yielding = _postgres_schema(_with_parameter(url, "schema", f"{PREFIX}{uuid.uuid4().hex[:16]}"))
-    else:
-        yielding = _redis_namespace(_with_parameter(url, "namespace", f"{PREFIX}{uuid.uuid4().hex[:16]}"))
-    with yielding as temporary:
-        try:
-            yield temporary
-        finally:
-            temporary.close()
+    with ExitStack() as stack:
+        if scheme == "sqlite":
+            path = Path(store.url.removeprefix("sqlite:///")).resolve()
+            stack.enter_context(_held_file(url, path))
+            making = _sqlite_tables(url, path)
+        elif scheme.startswith("postgres"):
+            making = _postgres_schema(_with_parameter(url, "schema", f"{PREFIX}{uuid.uuid4().hex[:16]}"))
+        else:
+            making = _redis_namespace(_with_parameter(url, "namespace", f"{PREFIX}{uuid.uuid4().hex[:16]}"))
+        temporary = stack.enter_context(making)
+        stack.callback(temporary.close)
+        yield temporary
 
 
 def _with_parameter(url: str, name: str, value: str) -> str:
@@ -179,6 +182,25 @@ async def _execute(connection: Any, statement: str) -> None:
 
 
 # ── SQLite ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+@contextmanager
+def _held_file(url: str, path: Path) -> Iterator[None]:
+    """Holds the file for one run of tests. Invalid if another has it: each would delete what the other stores."""
+    lock = path.with_name(f"{path.name}-tests")
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = os.fstat(file.fileno()).st_nlink > 0  # else its holder has removed it meanwhile
+        except BlockingIOError:
+            is_held = False
+        if not is_held:
+            remedy = "give each process a file of its own, with the variable PYTEST_XDIST_WORKER in its name"
+            raise Invalid("url", url, remedy, "is used by other tests")
+        try:
+            yield
+        finally:
+            lock.unlink()
+
+
 @contextmanager
 def _sqlite_tables(url: str, path: Path) -> Iterator[TemporaryStore]:
     existed, before = path.exists() and path.stat().st_size > 0, set(_files_of(path))

@@ -32,6 +32,22 @@ def test_new_sqlite_file_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_sqlite_file_that_other_tests_use_is_refused(tmp_path: Path) -> None:
+    """As workers of pytest-xdist do with one URL: each would delete the rows of the other, and then its tables."""
+    url = f"sqlite:///{tmp_path}/new.db"
+    with testing.manual(app, url=url):
+        app.sync.enqueue("note", {"number": 1})
+        with (
+            pytest.raises(Invalid, match=r"is used by other tests; .*PYTEST_XDIST_WORKER"),
+            testing.temporary_store(url),
+        ):
+            pytest.fail("the store was made")
+        assert app.sync.count() == 1
+    with testing.temporary_store(url):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_sqlite_file_with_a_limit_is_refused(tmp_path: Path) -> None:
     """Its rows would be deleted with those of the test."""
     url = f"sqlite:///{tmp_path}/jobs.db"

@@ -16,7 +16,7 @@ from django.test import SimpleTestCase, TestCase, TransactionTestCase, override_
 from django.test.testcases import DatabaseOperationForbidden
 from django.utils import timezone
 
-from holdfast import Context, testing
+from holdfast import Context, Snooze, testing
 from holdfast.core.errors import HoldfastError, Invalid, NotFound
 from holdfast.integrations.django import app, task
 from holdfast.integrations.django.application import DjangoHoldfast
@@ -58,6 +58,17 @@ def return_a_set() -> set[int]:
     return {1}
 
 
+snoozed: list[str] = []
+"""Jobs that have been put off."""
+
+
+@django_task(takes_context=True)
+def snooze_once(context: TaskContext) -> None:
+    if context.task_result.id not in snoozed:
+        snoozed.append(context.task_result.id)
+        raise Snooze(60)
+
+
 @task()
 def note(number: int) -> int:
     return number
@@ -72,7 +83,8 @@ def complete_with_rows(context: Context) -> None:
 class BackendTests(TransactionTestCase):
     """Results of tasks that workers run, with their retries, in virtual time."""
 
-    async def test_results_have_attempts_errors_and_signals(self) -> None:
+    def receive_signals(self) -> list[tuple[Any, str]]:
+        """Returns a list to which each signal is added, with the status that it tells."""
         seen: list[tuple[Any, str]] = []
         for signal in (enqueued, started, finished):
 
@@ -81,6 +93,10 @@ class BackendTests(TransactionTestCase):
 
             signal.connect(receive, weak=False, dispatch_uid="seen")
             self.addCleanup(signal.disconnect, dispatch_uid="seen")
+        return seen
+
+    async def test_results_have_attempts_errors_and_signals(self) -> None:
+        seen = self.receive_signals()
         async with testing.Harness(app) as harness:
             result = await recover.aenqueue(attempts=3)
             self.assertEqual((result.status, result.attempts), (TaskResultStatus.READY, 0))
@@ -107,6 +123,17 @@ class BackendTests(TransactionTestCase):
                 self.assertIs(result.errors[-1].exception_class, kind)
                 self.assertIsNotNone(result.finished_at)
         self.assertEqual(len(logs.records), 2)
+
+    async def test_snooze_in_the_last_attempt_is_no_end(self) -> None:
+        seen = self.receive_signals()
+        async with testing.Harness(app, max_attempts=1) as harness:
+            result = await snooze_once.aenqueue()
+            await harness.run_until_idle()
+            await result.arefresh()
+        self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL)
+        running = [(started, TaskResultStatus.RUNNING)] * 2
+        end = [(finished, TaskResultStatus.SUCCESSFUL)]
+        self.assertEqual(seen, [(enqueued, TaskResultStatus.READY), *running, *end])
 
     def test_options_of_tasks_become_those_of_jobs(self) -> None:
         later = timezone.now() + timedelta(hours=1)

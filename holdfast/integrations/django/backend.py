@@ -39,7 +39,7 @@ except ModuleNotFoundError:
 import holdfast
 from holdfast.app.handle import canonical_id
 from holdfast.core.errors import InvalidId
-from holdfast.core.lifecycle import Dead
+from holdfast.core.lifecycle import Dead, Snooze, Suspension
 from holdfast.core.models import Attempt, Job, JobState, to_datetime
 from holdfast.core.portal import forbid_running_loop, running_loop
 from holdfast.integrations.django import app
@@ -239,7 +239,8 @@ def _succeed(result: TaskResult, value: Any) -> None:
 def _fail(result: TaskResult, context: Context, error: BaseException) -> bool:
     """Notes the error; returns True if the job has no further attempt, so that it has ended."""
     result.errors.append(_describe_error(error))
-    is_final = isinstance(error, UnsupportedResult | Dead) or context.attempts == context.max_attempts
+    is_last = context.attempts == context.max_attempts and not isinstance(error, Snooze | Suspension)  # these go on
+    is_final = is_last or isinstance(error, UnsupportedResult | Dead)
     if is_final:
         _set(result, status=TaskResultStatus.FAILED, finished_at=timezone.now())
     return is_final

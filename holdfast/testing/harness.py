@@ -6,8 +6,8 @@ import asyncio
 import copy
 import math
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -140,12 +140,11 @@ class Harness:
         self._patience = patience
         self._settings = settings
         self._override = ExitStack()
-        self._has_store = self._entered = False
+        self._entered = False
         self._workers: list[TestWorker] = []
         self._given_up: set[TaskRun] = set()
 
-    @contextmanager
-    def private_store(self) -> Iterator[None]:
+    def private_store(self) -> AbstractContextManager[object]:
         """Inside, the application has the private store and the clock, before and after the harness is entered too."""
         self._activity = Activity()
         self._transactions = CountedTransactions(self.app.open_store, self.app._reached)
@@ -155,15 +154,10 @@ class Harness:
             "new_store": self._new_store,
             "external_tx": self._transactions,
         }
-        with override_store(self.app, self._settings, url=self._url, **others):
-            self._has_store = True
-            try:
-                yield
-            finally:
-                self._has_store = False
+        return override_store(self.app, self._settings, url=self._url, **others)
 
     async def __aenter__(self) -> Harness:
-        if not self._has_store:
+        if self.app.now is not self.clock:
             self._override.enter_context(self.private_store())
         self._activity.home = asyncio.get_running_loop()
         self._workers = []

@@ -23,8 +23,6 @@ from holdfast.stores.sqlite.store import SQLiteStore
 
 T = TypeVar("T")
 
-_Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
-
 WaitLimit = Callable[[], float | None]
 """Callback: the real seconds for which a wait may last now; None: without a limit, since the test moves time."""
 
@@ -48,6 +46,7 @@ _NOTIFIES: Mapping[str, frozenset[str]] = {
     "send_command": frozenset({"worker"}),
 }
 """Kinds of topics that each verb of a store notifies, of all that can make jobs ready or stop them."""
+_CALL_END = frozenset({"call end"})
 _MAY_CHANGE_NOTHING = frozenset({"reannounce", "expire_unstarted"})
 """Verbs of every sweep; an empty answer says that they changed nothing."""
 
@@ -57,10 +56,8 @@ class Activity:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.home: asyncio.AbstractEventLoop | None = None
-        """The event loop of the test, once it runs."""
+        self.home: asyncio.AbstractEventLoop | None = None  # of the test, once it runs
         self._loops: set[asyncio.AbstractEventLoop] = set()
-        self._waiting: list[_Waiter] = []
         self._under_way = 0
         self.notifications = ObservedNotifications()
         self.movers = 0
@@ -79,8 +76,7 @@ class Activity:
         with self._lock:
             self._under_way -= 1
             self.count += 1
-            waiting, self._waiting = self._waiting, []
-        _resolve_all(waiting)
+        self.notifications.notify_kinds(_CALL_END)
 
     def add_loop(self) -> None:
         """Registers the running event loop, if any."""
@@ -103,20 +99,12 @@ class Activity:
         while True:
             before = self.count
             await self._drain_loops()
-            while ended := self._next_end():
-                await ended
+            ended = self.notifications.notified_count(_CALL_END)
+            while self._under_way:
+                await self.notifications.wait_notified(ended, _CALL_END)
+                ended = self.notifications.notified_count(_CALL_END)
             if self.count == before:
                 return
-
-    def _next_end(self) -> asyncio.Future[None] | None:
-        """Returns what is set when a store call ends; None if none is under way."""
-        with self._lock:
-            if not self._under_way:
-                return None
-            loop = asyncio.get_running_loop()
-            ended = loop.create_future()
-            self._waiting.append((loop, ended))
-            return ended
 
     async def _drain_loops(self) -> None:
         await _drain_running_loop()
@@ -162,7 +150,7 @@ class CallBarrier:
     def __init__(self) -> None:
         self.frozen = False
         self.refused: Callable[[str], bool] = _none
-        self._held: list[_Waiter] = []
+        self._held: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     async def pass_through(self, verb: str) -> None:
         """Returns when the barrier is open; Unavailable if the verb is refused."""
@@ -178,22 +166,18 @@ class CallBarrier:
         """Releases all held calls."""
         self.frozen, self.refused = False, _none
         held, self._held = self._held, []
-        _resolve_all(held)
+        for loop, opened in held:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, opened)
 
 
 def _none(_: str) -> bool:
     return False
 
 
-def _resolve_all(waiting: Sequence[_Waiter]) -> None:
-    for loop, waiter in waiting:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(_resolve, waiter)
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+def _resolve(opened: asyncio.Future[None]) -> None:
+    if not opened.done():
+        opened.set_result(None)
 
 
 class ObservedNotifications:
@@ -210,7 +194,9 @@ class ObservedNotifications:
             self._notified.update(kinds)
             matching = [each for each in self._pending if kinds & each[0]]
             self._pending = [each for each in self._pending if not kinds & each[0] and not each[2].done()]
-        _resolve_all([(loop, notified) for _, loop, notified in matching])
+        for _, loop, notifications in matching:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, notifications)
 
     def notified_count(self, kinds: frozenset[str]) -> int:
         """Returns the number of notifications about topics of these kinds."""

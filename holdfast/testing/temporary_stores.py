@@ -7,7 +7,6 @@ transaction of the test has to reach them.
 from __future__ import annotations
 
 import fcntl
-import os
 import sqlite3
 import tempfile
 import uuid
@@ -189,12 +188,9 @@ def _held_file(url: str, path: Path) -> Iterator[None]:
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_held = os.fstat(file.fileno()).st_nlink > 0  # else its holder has removed it meanwhile
         except BlockingIOError:
-            is_held = False
-        if not is_held:
             remedy = "give each process a file of its own, with the variable PYTEST_XDIST_WORKER in its name"
-            raise Invalid("url", url, remedy, "is used by other tests")
+            raise Invalid("url", url, remedy, "is used by other tests") from None
         try:
             yield
         finally:

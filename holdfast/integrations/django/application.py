@@ -17,13 +17,7 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable, quote_value
 from holdfast.core.models import NewJob, Submitted
 from holdfast.core.validation import did_you_mean
-from holdfast.integrations.django.database import (
-    RenewedConnections,
-    check_test_access,
-    database_url,
-    find_place,
-    is_in_memory,
-)
+from holdfast.integrations.django.database import RenewedConnections, check_test_access, database_url, is_url_of
 from holdfast.settings.settings import SETTINGS
 from holdfast.stores.base import Store
 from holdfast.worker.executors.thread import ThreadExecutor
@@ -142,9 +136,7 @@ class DjangoHoldfast(Holdfast):
     @property
     def holds_jobs(self) -> bool:
         """Returns True if the database of Django itself holds the jobs."""
-        if is_in_memory(self.database) or connections[self.database].vendor not in ("postgresql", "sqlite"):
-            return False
-        return find_place(self.settings.url) == find_place(database_url(self.database))
+        return is_url_of(self.settings.url, self.database)
 
     def follow_database(self) -> None:
         """Moves to the present database of the alias, if no setting names a store: test runners rename it."""

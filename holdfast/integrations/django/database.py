@@ -52,10 +52,13 @@ def find_place(url: str) -> tuple[object, ...]:
     return ("postgresql" if parts.scheme == "postgres" else parts.scheme, places, name, options.get("service"))
 
 
-def is_in_memory(alias: str) -> bool:
-    """Returns True for a SQLite database in memory, as tests have by default."""
+def is_url_of(url: str, alias: str) -> bool:
+    """Returns True if the URL names the database of the alias; none names one in memory."""
     connection = connections[alias]
-    return connection.vendor == "sqlite" and bool(connection.is_in_memory_db())
+    is_in_memory = connection.vendor == "sqlite" and connection.is_in_memory_db()
+    if is_in_memory or connection.vendor not in ("postgresql", "sqlite"):
+        return False
+    return find_place(url) == find_place(database_url(alias))
 
 
 def check_test_access(connection: Any) -> None:

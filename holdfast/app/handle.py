@@ -211,7 +211,10 @@ def canonical_id(job_id: object) -> str:
     """The id in the store's spelling. Raises `InvalidId`, which is also a `NotFound`, for text that is no id."""
     canonical = parse_id(str(job_id))
     if canonical is None:
-        raise InvalidId("id", job_id, "give a job's id (a UUID or ULID), or key: and its idempotency key")
+        remedy = "give a job's id (a UUID or ULID), or key: and its idempotency key"
+        if str(job_id).startswith("key:"):  # here the id itself is needed
+            remedy = f"give a job's id: (await app.get({job_id!r})).id"
+        raise InvalidId("id", job_id, remedy)
     return canonical
 
 

@@ -55,6 +55,15 @@ def test_every_spelling_of_an_id_names_its_job(app: Holdfast) -> None:
     assert app.sync.cancel_one(handle.id.upper()) == "cancelled"
 
 
+def test_key_for_a_handle_is_answered_with_what_gives_the_id(app: Holdfast) -> None:
+    handle = app.sync.enqueue("work", key="order-1")
+
+    for call in (app.handle, app.sync.read_batch):
+        with pytest.raises(NotFound, match=r"give .*\(await app\.get\('key:order-1'\)\)\.id"):
+            call("key:order-1")
+    assert app.handle(app.sync.get("key:order-1").id).id == handle.id
+
+
 @pytest.mark.parametrize("call", ["find", "count", "cancel", "replay", "delete"])
 def test_dict_in_place_of_a_filter_is_refused(call: str, app: Holdfast) -> None:
     handle = app.sync.enqueue("work", queue="mail")

@@ -321,7 +321,7 @@ def _buckets_of(limit: Limit, values: Sequence[Any]) -> list[str]:
     if limit.by is None:
         return [limit.name]
     if not values:
-        raise Invalid("values", None, f"give values of {limit.by}: each has a bucket of its own")
+        raise Invalid("values", None, f"give values of {limit.by}: each has a bucket of its own", "is missing")
     return [name_bucket(limit, parse_value(value)) for value in values]
 
 

@@ -104,6 +104,11 @@ def _refuse_values(found: Limit, values: Sequence[str]) -> None:
         raise Invalid("values", values[0], f"limit {found.name} has one bucket for all jobs: name no value")
 
 
+def _require_values(found: Limit, values: Sequence[str], example: str) -> None:
+    if found.by is not None and not values:
+        raise click.UsageError(f"limit {found.name} has a bucket for each value of {found.by}; give values: {example}")
+
+
 def _print_limit(session: Session, each: Limit, uses: Sequence[BucketUse] = ()) -> None:
     document = limit_document(each, uses)
     if session.json:
@@ -293,6 +298,7 @@ def limit_pause(session: Session, *, name: str, values: tuple[str, ...], span: s
     with session.open_jobs() as app:
         found = app.limits.sync.get(name)
         _refuse_values(found, values)
+        _require_values(found, values, f"holdfast limit pause {name} VALUE --for {span}")
         app.limits.sync.pause(name, length, *parse_key_values(values))
     if session.json:
         print_json({"limit": name, "values": list(values), "paused_for": length.total_seconds()})
@@ -310,7 +316,9 @@ def limit_resume(session: Session, *, name: str, values: tuple[str, ...]) -> Non
     Of a limit with a key, the pause of these values of the key.
     """
     with session.open_jobs() as app:
-        _refuse_values(app.limits.sync.get(name), values)
+        found = app.limits.sync.get(name)
+        _refuse_values(found, values)
+        _require_values(found, values, f"holdfast limit resume {name} VALUE")
         app.limits.sync.resume(name, *parse_key_values(values))
     if session.json:
         print_json({"limit": name, "values": list(values), "done": "resumed"})

@@ -110,7 +110,9 @@ def test_pause_shows_when_it_ends_and_is_taken_back(cli: Cli) -> None:
     assert "values" in cli.fail("limit", "resume", "crm", code=2)
     assert "values" in cli.fail("limit", "resume", "mail", "acme", code=2)
     assert "there is no limit nope" in cli.fail("limit", "resume", "nope", code=1)
-    assert "values" in cli.fail("limit", "pause", "crm", "--for", "90", code=2)
+    missing = cli.fail("limit", "pause", "crm", "--for", "90", code=2)
+    assert "each value of args.tenant; give values: holdfast limit pause crm VALUE --for 90" in missing
+    assert "give values: holdfast limit resume crm VALUE" in cli.fail("limit", "resume", "crm", code=2)
     assert "values" in cli.fail("limit", "pause", "mail", "acme", "--for", "90", code=2)
     assert "for" in cli.fail("limit", "pause", "mail", "--for", "soon", code=2)
 

@@ -42,7 +42,7 @@ from holdfast.core.schedule import Schedule
 from holdfast.core.validation import check_name, check_options, check_task_name, parse_count, parse_duration, parse_rate
 from holdfast.core.workers import WorkerCommand
 from holdfast.settings.settings import Settings
-from holdfast.stores import ExternalTransactions, open_store
+from holdfast.stores import ExternalTransactions, check_url, open_store
 from holdfast.stores.base import AT_ONCE, Selection, Store
 from holdfast.stores.encrypted_store import EncryptedStore
 from holdfast.tasks import HandlerScope, Registry, decode_payload, encode_payload
@@ -79,6 +79,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         self.settings = (
             Settings.load(**given) if settings is None else settings.replace_values(**given) if given else settings
         )
+        check_url(self.settings.url)
         if codec is not None:
             check_key_id(codec.key_id)
         self.codec = codec

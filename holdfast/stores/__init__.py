@@ -19,10 +19,10 @@ from holdfast.stores.base import Store
 from holdfast.stores.external_tx import ExternalTransactions
 from holdfast.stores.sqlite.store import SQLiteStore
 
-__all__ = ["ExternalTransactions", "open_store"]
+__all__ = ["ExternalTransactions", "check_url", "open_store"]
 
 _REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
-_SCHEMES = ("sqlite", "postgresql", "postgres")
+_POSTGRES = ("postgresql", "postgres")
 
 
 def open_store(url: str, *, now: Callable[[], int] | None = None, call_deadline: float | None = None) -> Store:
@@ -34,20 +34,26 @@ def open_store(url: str, *, now: Callable[[], int] | None = None, call_deadline:
     ``sqlite:///relative.db`` and ``sqlite:////absolute.db`` name a file, ``postgresql://user@host/db`` a database,
     ``redis://host:6379/0`` a Redis or Valkey.
     """
-    scheme = _scheme(url)
+    scheme = check_url(url)
     if scheme == "sqlite":
         return SQLiteStore(_sqlite_path(url), now=now, call_deadline=call_deadline)
-    if scheme in ("postgresql", "postgres"):
-        return _postgres(url, now, call_deadline)
+    return (_postgres if scheme in _POSTGRES else _redis)(url, now, call_deadline)
+
+
+def check_url(url: str) -> str:
+    """Returns the scheme of a URL that can name a store. Raises `ConfigError`; opens nothing."""
+    scheme, colon, _ = url.partition(":")
+    scheme = scheme.lower() if colon else ""
     database, plus, driver = scheme.partition("+")
-    if database in _REDIS:
-        return _redis(url, now, call_deadline)
-    if plus and database in _SCHEMES:
-        raise ConfigError(f"url: Holdfast brings its own driver; leave out +{driver}: {database}://…")
-    known = "sqlite:///file.db, postgresql://user@host/database or redis://host:6379/0"
-    raise ConfigError(
-        f"url: the scheme {scheme!r} is not known; give {known}{did_you_mean(scheme, (*_SCHEMES, *_REDIS))}"
-    )
+    if scheme == "sqlite":
+        _sqlite_path(url)
+    elif scheme not in _POSTGRES and database not in _REDIS:
+        if plus and database in ("sqlite", *_POSTGRES):
+            raise ConfigError(f"url: Holdfast brings its own driver; leave out +{driver}: {database}://…")
+        known = "sqlite:///file.db, postgresql://user@host/database or redis://host:6379/0"
+        hint = did_you_mean(scheme, ("sqlite", *_POSTGRES, *_REDIS))
+        raise ConfigError(f"url: the scheme {scheme!r} is not known; give {known}{hint}")
+    return scheme
 
 
 def _postgres(url: str, now: Callable[[], int] | None, call_deadline: float | None) -> Store:
@@ -64,11 +70,6 @@ def _redis(url: str, now: Callable[[], int] | None, call_deadline: float | None)
     except ModuleNotFoundError as error:
         raise ConfigError(f"url: Redis needs {error.name}; pip install 'holdfast[redis]'") from None
     return redis_store(url, now, call_deadline)
-
-
-def _scheme(url: str) -> str:
-    scheme, colon, _ = url.partition(":")
-    return scheme.lower() if colon else ""
 
 
 def _sqlite_path(url: str) -> str:

@@ -300,11 +300,13 @@ def test_schedule_in_the_form_of_celery_is_answered_with_ours(tmp_path: Path) ->
         ("sqlite+aiosqlite:///a.db", r"leave out \+aiosqlite: sqlite://"),
         ("postgre://a@b/c", r"the scheme 'postgre' is not known; .* did you mean postgres\?"),
         ("sqlite://own.db", r"url: own\.db stands where others name a host; .* sqlite:///own\.db"),
+        ("mysql://a@b/c", r"the scheme 'mysql' is not known; give sqlite:///file\.db"),
     ],
 )
-def test_misspelt_url_suggests_the_right_one(url: str, provided: str) -> None:
-    with pytest.raises(ConfigError, match=provided):
-        open_store(url)
+def test_misspelt_url_suggests_the_right_one_where_it_is_written(url: str, provided: str) -> None:
+    for misspelt in (open_store, Holdfast):
+        with pytest.raises(ConfigError, match=provided):
+            misspelt(url)
 
 
 def test_arguments_of_wrong_kinds_are_refused_by_name(tmp_path: Path) -> None:

@@ -260,7 +260,9 @@ class TaskRegistration(ABC):
         """
         if name in self.declared_limits:
             raise ConfigError(f"limit {name!r} is declared twice; give one of them another name")
-        self.declared_limits[name] = draft_limit(name, limit_options(options))
+        drafted = draft_limit(name, limit_options(options))
+        self.limits.check_declared({name: drafted})
+        self.declared_limits[name] = drafted
         merge_limits(self.declared_limits, self.settings)
 
     def middleware(self, function: M) -> M:

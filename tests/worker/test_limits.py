@@ -102,13 +102,23 @@ async def test_limits_of_settings_are_written_and_followed(home: str, tmp_path: 
 
 
 async def test_worker_refuses_a_declared_limit_of_an_argument_that_is_not_there(app: Holdfast) -> None:
+    app.limit("crm", task="crm.sync", by="args.tennant", concurrency=1)  # of a task that is not known yet
+
     @app.task("crm.sync")
     async def sync(tenant: str) -> None: ...
 
-    app.limit("crm", task="crm.sync", by="args.tennant", concurrency=1)
     with pytest.raises(ConfigError, match=r"limit crm: by: 'args.tennant' .* did you mean tenant"):
         await Worker(app).run()
     assert await app.limits.find_all() == []
+
+
+def test_limit_of_an_argument_that_is_not_there_is_refused_where_it_is_declared(app: Holdfast) -> None:
+    @app.task("crm.sync")
+    async def sync(tenant: str) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"limit crm: by: 'args.tennant' .* did you mean tenant"):
+        app.limit("crm", task="crm.sync", by="args.tennant", concurrency=1)
+    app.limit("crm", task="crm.sync", by="args.tenant", concurrency=1)
 
 
 async def test_declared_limit_that_is_one_too_many_holds_up_no_other_declaration(app: Holdfast) -> None:

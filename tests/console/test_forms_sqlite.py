@@ -129,6 +129,17 @@ def test_older_browser_shows_its_origin(open_api: Api, visitor: Visitor) -> None
     assert visitor.ask("POST", "/queues/mail/pause", content=content, headers=headers).status_code == 303
 
 
+def test_form_without_headers_of_a_browser_is_told_so(open_api: Api, visitor: Visitor) -> None:
+    content = f"token={visitor.token()}"
+    for headers, reason in (
+        (FORM, "neither Sec-Fetch-Site nor Origin"),
+        ({**FORM, "origin": "http://evil.example"}, "a page of another site"),
+        ({**FORM, "sec-fetch-site": "cross-site"}, "a page of another site"),
+    ):
+        refused = visitor.ask("POST", "/queues/mail/pause", content=content, headers=headers)
+        assert (refused.status_code, reason in refused.text) == (403, True)
+
+
 def test_key_for_reading_changes_nothing(open_api: Api, keys: Keys) -> None:
     world = make_world(open_api)
     visitor = Visitor(open_api)
@@ -195,6 +206,7 @@ def test_missing_job_looks_like_one_of_another_queue(open_api: Api, keys: Keys) 
         request = page.partition("Request <code>")[2].partition("<")[0]
         shapes.add(page.replace(reference, "REF").replace(request, "ID"))
     assert len(shapes) == 1
+    assert ("check the id or name" in page, "/v1/" in page) == (True, False)
     assert visitor.ask("GET", "/jobs/" + "x" * 60_000).status_code == 414
 
 

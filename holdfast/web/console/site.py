@@ -275,7 +275,9 @@ def check_same_site(request: ApiRequest) -> None:
     is_own = site == b"same-origin" if site is not None else origin.partition(b"://")[2] == host
     if not is_own or {b"origin", b"sec-fetch-site"} & request.repeated:
         detail = "a page of another site may not change anything"
-        raise Refusal(403, "cross_site", detail, "use the form of the console")
+        if site is None and not origin:
+            detail = "the request has neither Sec-Fetch-Site nor Origin, and so no page is known to have sent it"
+        raise Refusal(403, "cross_site", detail, "use the form of the console; programs use the API")
 
 
 def problem_page(request: ApiRequest, context: Mapping[str, Any], answer: ApiResponse) -> ApiResponse:

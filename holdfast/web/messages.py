@@ -324,7 +324,7 @@ def answer_to(error: Exception, request_id: str) -> ApiResponse:
         case TooBroad():
             return problem_response(error.http_status, error.code, str(error), request_id, remedy=error.remedy)
         case NotFound():
-            remedy = "GET /v1/jobs, queues, workers, schedules and limits of Holdfast's API list what there is"
+            remedy = "check the id or name; it may also be in another store"
             return problem_response(error.http_status, error.code, str(error), request_id, remedy=remedy)
         case ConfigError():
             remedy = "tell its operator; `holdfast doctor` says what is wrong"

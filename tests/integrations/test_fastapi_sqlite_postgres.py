@@ -148,6 +148,7 @@ def test_status_router_shows_a_job_and_describes_itself(url: str) -> None:
         missing = await client.get(f"/jobs/{UNKNOWN_ID}")
         assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
         assert missing.json()["request_id"] == missing.headers["x-request-id"]
+        assert ("check the id or name" in missing.json()["remedy"], "/v1/" in missing.text) == (True, False)
         assert (await client.get("/jobs/key:k")).status_code == 422
         described = (await client.get("/openapi.json")).json()
         answers = described["paths"]["/jobs/{job_id}"]["get"]["responses"]

@@ -277,6 +277,21 @@ def test_time_of_a_harness_begins_at_the_present_or_at_a_given_start(app: Holdfa
         testing.Harness(app, start=datetime(2030, 3, 31))  # noqa: DTZ001 - it names no instant
 
 
+def test_paused_schedules_are_left_out_of_a_harness(app: Holdfast) -> None:
+    app.schedule("often", app.draft_job("add", {"a": 1}), every=5)
+
+    async def run() -> None:
+        async with testing.Harness(app) as harness:
+            await harness.start()
+            await app.schedules.pause("often")
+            late = await app.enqueue("add", {"a": 1}, delay="23h")
+            await harness.advance("1d")
+            assert [job.id for job in (await app.find()).jobs] == [late.id]
+            assert await late.result(timeout=0) == 2
+
+    asyncio.run(run())
+
+
 def test_a_harness_that_was_not_entered_says_so(app: Holdfast) -> None:
     harness = testing.Harness(app)
 

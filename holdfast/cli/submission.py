@@ -338,6 +338,14 @@ def server_time_us(app: Holdfast) -> int:
     return app.run_blocking(read_time())
 
 
+class NearChoice(click.Choice[str]):
+    """A choice that suggests the nearest word for a misspelt one."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Returns the message of a refused word."""
+        return super().get_invalid_choice_message(value, ctx) + did_you_mean(value, self.choices)
+
+
 def filter_options(*, states: bool = True) -> Callable[[F], F]:
     """Adds the filter options; the command receives them as ``filters``."""
     names = [state.value for state in JobState]
@@ -353,7 +361,7 @@ def filter_options(*, states: bool = True) -> Callable[[F], F]:
         click.option("--tag", metavar="TEXT", help="Jobs that carry this tag."),
         click.option(
             "--reason",
-            type=click.Choice([reason.value for reason in Reason]),
+            type=NearChoice([reason.value for reason in Reason]),
             metavar="REASON",
             help="Jobs whose latest failure, not followed by a success, has this reason: "
             + ", ".join(reason.value for reason in Reason)
@@ -367,7 +375,7 @@ def filter_options(*, states: bool = True) -> Callable[[F], F]:
     ]
     if states:
         text = f"Jobs in this state; several: in any of them. {', '.join(names)}."
-        options.insert(0, click.option("--state", type=click.Choice(names), metavar="STATE", multiple=True, help=text))
+        options.insert(0, click.option("--state", type=NearChoice(names), metavar="STATE", multiple=True, help=text))
 
     def add_options(function: F) -> F:
         @functools.wraps(function)

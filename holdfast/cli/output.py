@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -147,9 +148,10 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def name_program(text: str) -> str:
-    """Returns a text whose commands begin as this program was called, such as ``python manage.py holdfast``."""
-    program = click.get_current_context().find_root().info_name
-    return _COMMAND.sub(f"{program} ", text)
+    """Returns a text whose commands begin as this program was called: ``python manage.py holdfast``, or ``--app``."""
+    context = click.get_current_context()
+    app = f"--app {shlex.quote(context.obj.app)} " if context.obj.app else ""
+    return _COMMAND.sub(lambda _: f"{context.find_root().info_name} {app}", text)
 
 
 def print_note(text: str) -> None:

@@ -343,6 +343,13 @@ def test_job_failed_by_a_worker_of_another_application_is_explained(cli: Cli) ->
     assert "worker worker-1 took it, and has no task work" in cli.run("why", job_id)
 
 
+def test_remedy_names_the_application_that_was_given(cli: Cli) -> None:
+    target = cli.write_jobs()
+    job_id = cli.run("enqueue", "work", "--app", target).strip()
+    assert f"remedy: holdfast --app {target} worker start --queues default" in cli.run("why", "-A", target, job_id)
+    assert "remedy: holdfast worker start --queues default" in cli.run("why", job_id)
+
+
 def test_the_place_in_line_counts_what_goes_first(cli: Cli) -> None:
     for priority in ("5", "0", "-5"):
         cli.run("enqueue", "work", "--priority", priority)

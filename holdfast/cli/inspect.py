@@ -424,10 +424,10 @@ def _print_attempts(attempts: Sequence[Attempt], replayed: Sequence[bool]) -> No
             if each.started_at_us is None
             else f", after {format_span((each.ended_at_us - each.started_at_us) / 1e6)}"
         )
-        reason = f" ({each.reason})" if each.reason else ""
-        click.echo(
-            safe_text(f"  attempt {each.attempt}, ended {format_moment(each.ended_at_us)}{took}: {each.state}{reason}")
-        )
+        outcome = f"{each.state} ({each.reason})" if each.reason else each.state
+        if each.reason and each.state in (JobState.QUEUED, JobState.SCHEDULED):  # the job's, and not of the attempt
+            outcome = each.reason
+        click.echo(safe_text(f"  attempt {each.attempt}, ended {format_moment(each.ended_at_us)}{took}: {outcome}"))
         if each.worker:
             click.echo(safe_text(f"    on {each.worker}"))
         for text in (each.error, each.traceback):

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from holdfast import Holdfast
 from holdfast.cli import main
 from holdfast.core.errors import Unavailable
-from holdfast.core.lifecycle import Failed, Released, Succeeded, decide
+from holdfast.core.lifecycle import Failed, Lost, Outcome, decide
 from holdfast.core.models import Job, NewJob, Submitted
 from holdfast.core.retry import Retry
 from holdfast.stores.base import ClaimRequest
@@ -118,9 +118,10 @@ class Cli:
         finally:
             app.sync.close()
 
-    def end(self, job_id: str, outcome: Failed | Released | Succeeded) -> None:
+    def end(self, job_id: str, outcome: Outcome) -> None:
         """Take this very job and let it end so."""
-        job = self.claim(job_id)
+        expired = timedelta(microseconds=1)
+        job = self.claim(job_id, expired) if isinstance(outcome, Lost) else self.claim(job_id)
         app = Holdfast()
 
         async def settle() -> None:

@@ -16,7 +16,7 @@ from holdfast.cli.inspect import print_queues
 from holdfast.cli.output import Column, as_json, fitting_columns
 from holdfast.cli.watch_tag import TagProgress, describe_progress
 from holdfast.core.job_logs import NewLine, Record
-from holdfast.core.lifecycle import Failed, Released, Succeeded
+from holdfast.core.lifecycle import Failed, Lost, Released, Succeeded
 from holdfast.core.models import QueueInfo, Reason
 from holdfast.core.steps import NewStep
 from holdfast.views.formatting import format_decimal, format_span, safe_text
@@ -130,6 +130,20 @@ def test_show_prints_the_whole_history(cli: Cli) -> None:
         "took",
     ):
         assert part in text
+
+
+def test_show_names_the_outcome_of_an_attempt_and_not_the_state_of_its_job(cli: Cli) -> None:
+    job_id = cli.run("enqueue", "work").strip()
+    cli.end(job_id, Lost())
+    assert cli.state(job_id) == "queued"
+    assert re.search(r"attempt 1, ended .*: crashed$", cli.run("show", job_id), re.MULTILINE)
+    cli.end(job_id, Failed(error="no"))
+    assert re.search(r"attempt 2, ended .*: failed \(error\)$", cli.run("show", job_id), re.MULTILINE)
+
+
+def test_misspelt_state_is_answered_with_the_nearest(cli: Cli) -> None:
+    assert "did you mean dead?" in cli.fail("list", "--state", "ded", code=2)
+    assert "did you mean crashed?" in cli.fail("list", "--reason", "crashd", code=2)
 
 
 def test_show_has_the_log_lines(cli: Cli) -> None:

@@ -199,9 +199,9 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
 
         The options are those of ``task.options``. A task registered here checks the payload first.
         """
-        return await self.submit(
-            self.draft_job(task, {} if payload is None else payload, **options), connection=connection
-        )
+        job = self.draft_job(task, {} if payload is None else payload, **options)
+        self.registry.warn_if_misspelt(task)
+        return await self.submit(job, connection=connection)
 
     def draft_job(self, task: str, payload: Mapping[str, Any] | str, **options: Any) -> NewJob:
         """Returns the job that ``enqueue`` would submit, validated. ``payload``: a mapping, or JSON of an object."""

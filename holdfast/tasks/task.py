@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +29,9 @@ R = TypeVar("R")
 
 Executor = Literal["async", "thread", "process"]
 """Executor of a handler: the worker's event loop, a thread, or a child process that can be killed."""
+
+_NEAR = 0.85  # likeness of a misspelt name; names of another program often begin as those here do
+_MAX_LOGGED = 100  # limit of names that are compared, and logged
 
 Predicate = Callable[[BaseException], bool]
 ErrorMatch = type[BaseException] | Predicate | tuple["type[BaseException] | Predicate", ...]
@@ -282,6 +287,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._foreign: set[str] = set()
 
     def register(self, task: Task[..., Any]) -> None:
         """Adds a task; ConfigError if another one has its name."""
@@ -295,6 +301,15 @@ class Registry:
     def get(self, name: str) -> Task[..., Any] | None:
         """Returns the task of that name; None if there is none."""
         return self._tasks.get(name)
+
+    def warn_if_misspelt(self, name: str) -> None:
+        """Logs, once for each name, that no task has it but one has almost this name."""
+        if name in self._tasks or name in self._foreign or len(self._foreign) == _MAX_LOGGED:
+            return
+        self._foreign.add(name)
+        if close := difflib.get_close_matches(name, self._tasks, n=1, cutoff=_NEAR):
+            text = "a job of task %s is submitted, which this application does not have; did you mean %s?"
+            logging.getLogger(__name__).warning(text, name, close[0])
 
     def task_names(self) -> list[str]:
         """Returns the names of all tasks, sorted."""

@@ -309,6 +309,21 @@ def test_misspelt_url_suggests_the_right_one_where_it_is_written(url: str, provi
             misspelt(url)
 
 
+def test_submission_of_a_misspelt_task_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task("shop.tasks.send_mail")
+    def send_mail() -> None: ...
+
+    for task in ("shop.tasks.send_mial", "shop.tasks.send_mial", "shop.tasks.send_mail", "shop.tasks.resize"):
+        app.sync.enqueue(task)
+    app.sync.close()
+
+    (record,) = [each for each in caplog.records if each.name.startswith("holdfast")]
+    assert "did you mean shop.tasks.send_mail?" in record.getMessage()
+    assert "task shop.tasks.send_mial" in record.getMessage()
+
+
 def test_arguments_of_wrong_kinds_are_refused_by_name(tmp_path: Path) -> None:
     app: Any = Holdfast(f"sqlite:///{tmp_path}/jobs.db")  # calls are wrong on purpose
 

@@ -94,18 +94,16 @@ def limit_show(session: Session, *, name: str, values: tuple[str, ...]) -> None:
     with session.open_jobs() as app:
         limits = app.limits.sync
         found = limits.get(name)
-        _refuse_values(found, values)
+        _check_values(found, values)
         uses = [] if found.by is not None and not values else limits.use(name, *parse_key_values(values))
     _print_limit(session, found, uses)
 
 
-def _refuse_values(found: Limit, values: Sequence[str]) -> None:
+def _check_values(found: Limit, values: Sequence[str], example: str = "") -> None:
+    """Raises an error for values that name no bucket; for none, where the ``example`` of the command has one."""
     if values and found.by is None:
         raise Invalid("values", values[0], f"limit {found.name} has one bucket for all jobs: name no value")
-
-
-def _require_values(found: Limit, values: Sequence[str], example: str) -> None:
-    if found.by is not None and not values:
+    if example and found.by is not None and not values:
         raise click.UsageError(f"limit {found.name} has a bucket for each value of {found.by}; give values: {example}")
 
 
@@ -296,9 +294,7 @@ def limit_pause(session: Session, *, name: str, values: tuple[str, ...], span: s
     """
     length = parse_duration(span, "for")
     with session.open_jobs() as app:
-        found = app.limits.sync.get(name)
-        _refuse_values(found, values)
-        _require_values(found, values, f"holdfast limit pause {name} VALUE --for {span}")
+        _check_values(app.limits.sync.get(name), values, f"holdfast limit pause {name} VALUE --for {span}")
         app.limits.sync.pause(name, length, *parse_key_values(values))
     if session.json:
         print_json({"limit": name, "values": list(values), "paused_for": length.total_seconds()})
@@ -316,9 +312,7 @@ def limit_resume(session: Session, *, name: str, values: tuple[str, ...]) -> Non
     Of a limit with a key, the pause of these values of the key.
     """
     with session.open_jobs() as app:
-        found = app.limits.sync.get(name)
-        _refuse_values(found, values)
-        _require_values(found, values, f"holdfast limit resume {name} VALUE")
+        _check_values(app.limits.sync.get(name), values, f"holdfast limit resume {name} VALUE")
         app.limits.sync.resume(name, *parse_key_values(values))
     if session.json:
         print_json({"limit": name, "values": list(values), "done": "resumed"})

@@ -308,6 +308,19 @@ async def test_replay_while_it_runs_takes_the_failure_back(store: Store) -> None
     assert await take_ids(store) == [success]
 
 
+async def test_replay_of_a_success_takes_no_failure_back(store: Store) -> None:
+    batch, _, (success,) = await put_batch(store, 3, SUCCESS)
+    first, second, third = await take(store)
+    await end(store, first)
+    await end(store, second, DEAD)
+    await store.admin.replay([first.id], force=True)
+    assert await progress_of(store, batch) == (3, 1, 1)
+    for job in (*await take(store), third):
+        await end(store, job)
+    assert await progress_of(store, batch) == (3, 3, 1)
+    assert await states_of(store, [batch, success]) == [DEAD, CANCELLED]
+
+
 async def test_batch_itself_is_not_replayed(store: Store) -> None:
     batch, _, _ = await put_batch(store, 1)
     (job,) = await take(store)

@@ -481,6 +481,15 @@ async def test_limited_and_plain_jobs_share_a_queue(store: Store) -> None:
     assert counted["quick"] >= 10
 
 
+async def test_turns_of_a_queue_count_in_no_other(store: Store) -> None:
+    await limit(store, task="work", by="args.tenant")
+    await put(store, *[job_of(1, queue="a") for _ in range(10)])
+    await put(store, *[job_of(tenant, queue="b") for tenant in (1, 2) for _ in range(4)])
+    assert sorted(tenants(await take(store, 2, {"b": 2}))) == [1, 2]
+    assert len(await take(store, 10, {"a": 10})) == 10
+    assert sorted(tenants(await take(store, 2, {"b": 2}))) == [1, 2]
+
+
 async def test_key_that_comes_job_by_job_starves_no_other(store: Store) -> None:
     await limit(store, by="args.tenant", concurrency=1)
     await put(store, *[job_of(1) for _ in range(30)])

@@ -318,6 +318,13 @@ async def test_tokens_are_taken_by_handlers(store: Store, clock: ManualClock, op
     assert await store.limits.take_tokens("unknown", 1) == timedelta(0)
 
 
+async def test_pruning_leaves_the_ready_jobs_of_all_queues(store: Store) -> None:
+    await limit(store, queue="mail", by="args.tenant", concurrency=9)
+    ids = await put(store, job_of(1, queue="mail"), new_job(queue="plain"), job_of(2, queue="mail"), new_job(queue="a"))
+    await store.maintenance.prune({}, limit=100)
+    assert sorted([job.id for job in await take(store, 9, dict.fromkeys(("mail", "plain", "a"), 9))]) == sorted(ids)
+
+
 async def test_many_keys_leave_nothing_behind(store: Store, clock: ManualClock) -> None:
     await limit(store, by="args.tenant", concurrency=1, rate=1, period_us=1_000_000)
     await put(store, *[job_of(number) for number in range(250)])

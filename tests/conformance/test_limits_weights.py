@@ -140,6 +140,19 @@ async def test_heavy_jobs_of_hundreds_of_keys_hold_up_no_other_key(store: Store)
     assert sorted(job.id for job in await take_all(store)) == sorted(heavy)
 
 
+async def test_heavy_jobs_without_tokens_hold_up_no_other_key(store: Store) -> None:
+    await limit(store, by="args.tenant", rate=2, burst=2, period_us=3_600_000_000, weight="args.weight")
+    await put(store, *[weighing(number, 1) for number in range(100, 160)])
+    assert len(await take_all(store)) == 60
+    await put(store, *[weighing(number, 2) for number in range(100, 160)])
+    (light,) = await put(store, weighing(200, 1))
+    brought = await claim(store, 5)
+    while not brought.jobs:
+        assert brought.next_due == timedelta(0)
+        brought = await claim(store, 5)
+    assert [job.id for job in brought.jobs] == [light]
+
+
 @pytest.mark.parametrize("wildcard", [False, True])
 async def test_keys_without_room_of_some_queues_hold_up_no_other_queue(store: Store, wildcard: bool) -> None:
     """The queue behind them was served last."""

@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.ids import new_id
 from holdfast.core.models import JobFilter, JobState, NewJob, Options
 from holdfast.stores.base import Store
-from tests.conformance.support import Opener, Submitted, new_job, put, state_of, stored, take, take_ids
+from tests.conformance.support import Opener, Submitted, new_job, put, state_of, states_of, stored, take, take_ids
 
 HOUR = timedelta(hours=1)
 
@@ -194,10 +194,11 @@ async def test_a_job_whose_instant_has_come_is_ready_at_once(store: Store, clock
     assert await state_of(store, job_id) is JobState.QUEUED
 
 
-async def test_a_delay_of_nothing_is_ready_at_once(store: Store) -> None:
-    (job_id,) = await put(store, new_job(delay=timedelta(0)))
+@pytest.mark.parametrize("tasks", [("work",), ("work", "other")])
+async def test_a_delay_of_nothing_is_ready_at_once(store: Store, tasks: tuple[str, ...]) -> None:
+    ids = await put(store, *[new_job(task, delay=timedelta(0)) for task in tasks])
 
-    assert await state_of(store, job_id) is JobState.QUEUED
+    assert await states_of(store, ids) == [JobState.QUEUED] * len(tasks)
 
 
 async def test_what_was_answered_is_seen_by_every_other_process(store: Store, opener: Opener) -> None:

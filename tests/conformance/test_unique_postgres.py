@@ -59,6 +59,16 @@ async def test_submission_beside_a_claim_is_decided_after_it(store: Store, durin
     assert (await stored(store, first.job_id)).state is JobState.RUNNING
 
 
+@pytest.mark.parametrize("on_conflict", ["replace", "reschedule"])
+async def test_submission_does_not_wait_for_changes_of_other_jobs(store: Store, on_conflict: str) -> None:
+    first = await submit(store, policy("unstarted", on_conflict), '{"n":1}')
+    (other,) = await store.queueing.submit([new_job()])
+    async with changing(store, other.job_id, "rank = 1"), asyncio.timeout(30):
+        assert await submit(store, policy("unstarted", on_conflict), '{"n":2}') == Submitted(
+            first.job_id, False, changed=True
+        )
+
+
 async def test_submission_does_not_wait_for_the_end_of_a_running_job(store: Store) -> None:
     """A caller may complete it in a long transaction of its own."""
     first = await submit(store, policy("unstarted", "replace"), '{"n":1}')

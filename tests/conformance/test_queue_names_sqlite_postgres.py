@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from holdfast.core.batches import BATCH_TASK
 from holdfast.core.models import Finding
 from holdfast.stores.base import Store
+from tests.conformance.limited import limit
 from tests.conformance.support import new_job, put, take_ids
 from tests.support.spoiling import by_hand, spoil
 
@@ -16,7 +18,9 @@ async def _finding(store: Store) -> Finding:
 
 
 async def test_doctor_finds_nothing_where_queues_have_names(store: Store) -> None:
-    await put(store, new_job(), new_job(queue="mail"))
+    await limit(store, task="work", concurrency=1)
+    await put(store, new_job(), new_job(queue="mail"), new_job("other"), new_job(delay=timedelta(hours=1)))
+    await put(store, new_job(BATCH_TASK, is_batch=True))
 
     assert (await _finding(store)).level == "ok"
 

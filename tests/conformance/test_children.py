@@ -252,6 +252,18 @@ async def test_cancelled_parent_stays_so(store: Store) -> None:
     assert await take_ids(store) == [parent.id]
 
 
+async def test_end_of_a_child_leaves_its_dead_parent_as_it_is(store: Store, clock: ManualClock) -> None:
+    child, parent = new_job(), await running(store, max_attempts=1)
+    await start(store, parent, child)
+    await lose(store, clock, parent)
+    dead = await stored(store, parent.id)
+    assert (dead.state, dead.lost_leases) == (JobState.DEAD, 1)
+    (job,) = await take(store)
+    assert job.id == child.id
+    await settle(store, job)
+    assert await stored(store, parent.id) == dead
+
+
 @pytest.mark.parametrize("how", ["cancelled", "deleted"])
 async def test_parent_and_child_that_wait_for_each_other_end_together(store: Store, how: str) -> None:
     """The end of the parent ends the child, and the end of the child does not make the parent due."""

@@ -20,6 +20,8 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import Job, JobState, NewJob, Reason
+from holdfast.core.steps import NewStep
+from holdfast.core.waits import SignalWait
 from holdfast.stores import open_store
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.stores.postgres import claiming, cursors, queueing
@@ -30,6 +32,7 @@ from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.limited import job_of, limit
 from tests.conformance.support import (
     SECOND,
+    WORKER,
     Opener,
     claim,
     ending,
@@ -250,18 +253,25 @@ async def test_busy_worker_finds_a_queue_that_it_does_not_know(
 
 
 @asynccontextmanager
-async def locked_due(store: Store, clock: ManualClock, job: NewJob) -> AsyncIterator[str]:
-    """A due job that an open transaction has locked."""
-    (job_id,) = await put(store, job)
+async def locked(store: Store, clock: ManualClock, job_id: str) -> AsyncIterator[None]:
+    """While entered, two seconds later, an open transaction has locked the job."""
     clock.advance(2)
     address = cast("PostgresStore", store).address
     link = await asyncpg.connect(address.shown.partition("?")[0])
     try:
         async with link.transaction():
             await link.execute(f'select from "{address.schema}".job where id = $1 for update', job_id)
-            yield job_id
+            yield
     finally:
         await link.close()
+
+
+@asynccontextmanager
+async def locked_due(store: Store, clock: ManualClock, job: NewJob) -> AsyncIterator[str]:
+    """A due job that an open transaction has locked."""
+    (job_id,) = await put(store, job)
+    async with locked(store, clock, job_id):
+        yield job_id
 
 
 @pytest.fixture
@@ -292,7 +302,7 @@ async def test_locked_due_job_is_passed_over(
     monkeypatch.setattr(claiming, "_PAUSE", 60.0)
     if is_limited:
         await limit(store, by="args.tenant", concurrency=50)
-    async with locked_due(store, clock, job_of(1, delay=SECOND)) as locked:
+    async with locked_due(store, clock, job_of(1, delay=SECOND)) as due:
         await put(store, *[job_of(1) for _ in range(3)])
         assert len(await take(store, 1, {queue: 1})) == 1
         names.clear()
@@ -308,19 +318,38 @@ async def test_locked_due_job_is_passed_over(
         assert (len(found.jobs), found.next_due) == (1, SECOND)
         clock.advance(1)
         assert await take_ids(store, 9, {queue: 9}) == [later]  # it is not locked
-    assert await take_ids(await opener(), 9, {queue: 9}) == [locked]
+    assert await take_ids(await opener(), 9, {queue: 9}) == [due]
+
+
+@pytest.mark.parametrize("queue", ["default", "*"])
+async def test_locked_wait_that_is_over_is_passed_over(
+    store: Store, opener: Opener, clock: ManualClock, names: list[str], monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    monkeypatch.setattr(claiming, "_PAUSE", 60.0)
+    job = await running(store)
+    step = NewStep(job.lease, "approved", 1, True, None, WORKER)
+    await store.workflow.receive_signal(SignalWait(step, "approved", SECOND))
+    await settle(store, job, JobState.WAITING, refund=True, reason=Reason.SIGNAL, delay=SECOND)
+    await limit(store, by="args.tenant", task="limited", concurrency=50)
+    async with locked(store, clock, job.id):
+        ready = await put(store, *[job_of(1, task="limited") for _ in range(3)])
+        assert await take_ids(store, 1, {queue: 1}) == [ready[0]]
+        names.clear()
+        assert [await take_ids(store, 1, {queue: 1}) for _ in range(2)] == [[job_id] for job_id in ready[1:]]
+        assert not any(name.startswith("promote") for name in names)
+    assert await take_ids(await opener(), 9, {queue: 9}) == [job.id]
 
 
 async def test_locked_due_job_is_tried_once_after_each_pause(
     store: Store, clock: ManualClock, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claiming, "_PAUSE", 0.0)
-    async with locked_due(store, clock, new_job(delay=SECOND)) as locked:
+    async with locked_due(store, clock, new_job(delay=SECOND)) as due:
         assert await take(store) == []
         names.clear()
         assert await take(store) == []
         assert names.count("promote_queues") == 1
-    assert await take_ids(store) == [locked]
+    assert await take_ids(store) == [due]
     assert (await claim(store)).next_due is None
 
 

@@ -18,7 +18,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.limited import limit
-from tests.conformance.support import claim, ending, new_job, put, take
+from tests.conformance.support import claim, ending, lose_all, new_job, put, take
 
 
 async def limit_queue(store: Store, **values: int) -> None:
@@ -158,6 +158,22 @@ async def test_job_that_a_transaction_holds_gets_its_partition_later(store: Stor
         await link.close()
     assert await store.limits.assign_partitions(queue="default") == Assigned(1, None, 0)
     assert [job.id for job in await take(store, 9)] == [held]  # one at a time, and it came first
+
+
+async def test_isolated_claim_passes_over_a_job_that_a_transaction_holds(store: Store, clock: ManualClock) -> None:
+    await limit(store, by="args.tenant", concurrency=5)
+    ids = await put(store, *[new_job(payload=f'{{"tenant":{n}}}', max_attempts=9) for n in range(2)])
+    for _ in range(2):
+        assert len(await take(store, 9)) == 2
+        await lose_all(store, clock)
+        clock.advance(1)
+    link, schema = await connect(store)
+    try:
+        async with link.transaction(), asyncio.timeout(30):
+            await link.execute(f"select 1 from {schema}.job where id = $1 for update", ids[0])  # noqa: S608
+            assert [job.id for job in await take(store, 9, isolated=True)] == [ids[1]]
+    finally:
+        await link.close()
 
 
 async def test_completion_under_a_limit_of_a_task_notifies_every_queue(store: Store, clock: ManualClock) -> None:

@@ -464,10 +464,10 @@ with marked as (
     update holdfast.job set state = 6, reason = 'payload', error = :error, error_group = 'unreadable',
         ended_at = :now, lease_until = null
     where id = :id and (state + 0) = 2 and claims = :claims
-    returning id, has_dependents
+    returning id
 )
 select d.queue, d.job_id::text
-from (select array_agg(id) as ids from marked where has_dependents) e
+from (select array_agg(id) as ids from marked) e
 cross join lateral holdfast.resolve_dependencies(e.ids, :now, false) d;
 
 -- fragment: succeed

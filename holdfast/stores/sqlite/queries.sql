@@ -91,7 +91,7 @@ where coalesce(keep_until, 0) <= ?4 and not exists (
 returning 1;
 
 -- own: release_key
-delete from holdfast_key where key = ?1 and job_id = ?2;
+delete from holdfast_key where key = ?;
 
 -- own: insert_expiry
 -- changes(): only if the insert just before created the job, or the update just before changed it.

@@ -62,7 +62,7 @@ def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> Stat
     if job.unique is not None and not (yield Statement(statements["is_stored"], (job.id,))):
         holder = yield from take_unique(statements, job.id, job.unique, now_us)
         if holder != job.id:
-            yield Statement(statements["release_key"], (job.key, job.id))
+            yield Statement(statements["release_key"], (job.key,))
             on_conflict = "keep" if job.after else job.unique.on_conflict  # a job that waits has no time to give
             changed = yield from _apply_conflict(statements, job, on_conflict, holder, now_us)
             return Submitted(holder, False, changed=changed)

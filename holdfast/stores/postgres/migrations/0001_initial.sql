@@ -1583,9 +1583,7 @@ begin
             select q.ctid from holdfast.partition q where q.blocked_until is null
             order by q.queue, q.start_tag, q.name limit max_count)) and not holdfast.has_ready(p.queue, p.name)
         for update skip locked);
-    if cardinality(idle) > 0 then
-        delete from holdfast.partition p where p.ctid = any(idle) and not holdfast.has_ready(p.queue, p.name);
-    end if;
+    delete from holdfast.partition p where p.ctid = any(idle) and not holdfast.has_ready(p.queue, p.name);
     with recursive ready (queue, name, number) as (
         (select j.queue, j.partition, 1 from holdfast.job j where j.state = 0 and j.tier in (3, 4)
          order by j.queue, j.partition, j.rank, j.run_at, j.seq limit 1)

@@ -386,6 +386,15 @@ async def test_error_texts_are_kept_exactly(store: Store, error: str) -> None:
     assert (attempt.error, attempt.traceback) == (error, error * 3)
 
 
+@pytest.mark.parametrize("length", [1, 64, 65, 600])
+async def test_error_replaces_the_one_before(store: Store, length: int) -> None:
+    job = await running(store)
+    for error in ("first " * 50, "n" * length):
+        assert (await store.queueing.settle([failing(job, error)]))[0].accepted
+        assert (await stored(store, job.id)).error == error
+        (job,) = await take(store, 1)
+
+
 @pytest.mark.parametrize(
     "value", [2**200, -(2**63), 1e300, "a\0b", "🦺", [], {}, None, False, "x" * 1_000_000, ["\x00"] * 100]
 )

@@ -8,7 +8,7 @@ from datetime import timedelta
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
 from holdfast.core.models import Job, JobFilter, JobState, Lease, Step
-from holdfast.core.steps import NewStep
+from holdfast.core.steps import CHILDREN, NewStep
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, ended, failing, lose, new_job, put, running, settle, take
 
@@ -173,12 +173,12 @@ async def test_value_under_a_lost_lease_is_refused(store: Store, clock: ManualCl
 async def test_replay_from_a_step_forgets_it_and_those_behind_it(store: Store) -> None:
     first, second = await running(store), await running(store)
     for job in (first, second):
-        steps = [step(job, "reserve", 1), step(job, "charge", 2), step(job, "ship", 3), step(job, "#state", 0)]
-        await store.workflow.save_steps(steps)
+        steps = [step(job, "reserve", 1), step(job, "charge", 2), step(job, "ship", 3)]
+        await store.workflow.save_steps([*steps, step(job, "#state", 0), step(job, CHILDREN, 0)])
         await settle(store, job, JobState.DEAD)
     await store.admin.replay([first.id], from_step=2)
     assert await names_of(store, first.id) == ["#state", "reserve"]
-    assert await names_of(store, second.id) == ["#state", "reserve", "charge", "ship"]
+    assert await names_of(store, second.id) == [CHILDREN, "#state", "reserve", "charge", "ship"]
 
 
 async def test_refused_replay_forgets_no_step(store: Store) -> None:

@@ -517,7 +517,7 @@ end
 
 -- The first dependency that is neither stored nor earlier in the submission. A job that is known already needs none.
 local function find_missing(from)
-    local keys, missing = {}, nil -- keys of the jobs so far, "" for none
+    local earlier, missing = {}, nil
     each_job(from, function(n, _, is_extended)
         local key = is_extended and string.match(ARGV[n + 2], '^=(.*)$') or ''
         local after = not missing and dependencies_of(n, is_extended)
@@ -525,12 +525,10 @@ local function find_missing(from)
             after = nil
         end
         for m = 1, after and #after or 0, 3 do
-            local its_key = keys[after[m]] or after[m + 2]
-            local holder = its_key ~= '' and holder_of(its_key)
-            local is_there = holder or keys[after[m]] or exists(after[m])
+            local is_there = earlier[after[m]] or exists(after[m]) or after[m + 2] ~= '' and holder_of(after[m + 2])
             missing = missing or not is_there and after[m] or nil
         end
-        keys[ARGV[n]] = key ~= '' and key or is_extended and ARGV[n + 6] ~= '' and key_of(ARGV[n + 6]) or ''
+        earlier[ARGV[n]] = true
     end)
     return missing
 end

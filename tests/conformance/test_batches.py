@@ -43,9 +43,9 @@ def member(batch: NewJob | str, **fields: object) -> NewJob:
     return new_job(options=Options(batch=batch_id), **fields)
 
 
-def after(batch: NewJob, on: Condition) -> NewJob:
-    """A job that waits for the end of a batch."""
-    return new_job("callback", after=(Dependency(batch.id, on),))
+def after(job: NewJob, on: Condition) -> NewJob:
+    """A job that waits for the end of another, or of a batch."""
+    return new_job("callback", after=(Dependency(job.id, on),))
 
 
 async def put_batch(store: Store, members: int, *conditions: Condition) -> tuple[str, list[str], list[str]]:
@@ -319,6 +319,33 @@ async def test_replay_of_a_success_takes_no_failure_back(store: Store) -> None:
         await end(store, job)
     assert await progress_of(store, batch) == (3, 3, 1)
     assert await states_of(store, [batch, success]) == [DEAD, CANCELLED]
+
+
+async def test_replayed_member_that_waits_again_is_counted_once(store: Store) -> None:
+    batch, first = new_batch(), new_job()
+    second = member(batch, after=(Dependency(first.id, SUCCESS),))
+    await put(store, first, batch, second)
+    await store.admin.cancel([second.id])
+    assert await state_of(store, batch.id) is DEAD
+    await store.admin.replay([second.id])
+    assert await progress_of(store, batch.id) == (1, 0, 0)
+    for job_id in (first.id, second.id):
+        (job,) = await take(store)
+        assert job.id == job_id
+        await end(store, job)
+    assert await progress_of(store, batch.id) == (1, 1, 0)
+    assert await state_of(store, batch.id) is SUCCEEDED
+
+
+async def test_job_that_waits_for_the_failure_of_a_new_member_waits(store: Store) -> None:
+    batch = new_batch()
+    job = member(batch)
+    callback = after(job, FAILURE)
+    await put(store, batch, job, callback)
+    assert await state_of(store, callback.id) is WAITING
+    (taken,) = await take(store)
+    await end(store, taken)
+    assert await states_of(store, [callback.id, batch.id]) == [CANCELLED, SUCCEEDED]
 
 
 async def test_batch_itself_is_not_replayed(store: Store) -> None:

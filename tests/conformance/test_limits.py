@@ -434,6 +434,20 @@ async def test_shares_weigh_the_turns(store: Store) -> None:
     assert sum(counted.values()) == 40
 
 
+async def test_share_of_a_key_holds_from_claim_to_claim(store: Store) -> None:
+    await limit(store, by="args.tenant", shares={"1": 3})
+    await put(store, *[job_of(tenant) for tenant in (1, 2) for _ in range(9)])
+    assert sorted(tenants(await take(store, 2))) == [1, 2]
+    assert tenants(await take(store, 2)) == [1, 1]
+
+
+async def test_shares_of_another_limit_weigh_no_turns(store: Store) -> None:
+    await limit(store, by="args.tenant")
+    await limit(store, "other", task="other", by="args.tenant", shares={"1": 3})
+    await put(store, *[job_of(tenant) for tenant in (1, 2) for _ in range(9)])
+    assert Counter(tenants(await take(store, 8))) == {1: 4, 2: 4}
+
+
 async def test_blocked_key_saves_no_turns(store: Store) -> None:
     await limit(store, by="args.tenant", concurrency=1)
     await put(store, *[job_of(1) for _ in range(50)])

@@ -248,11 +248,13 @@ async def test_repeated_attempt_keeps_its_place_among_receivers(store: Store, cl
 
 
 async def test_receiver_of_an_earlier_lease_waits_for_nothing(store: Store) -> None:
-    job = await running(store)
+    job, other = await running(store), await running(store)
     await receive(store, job)
-    await settle(store, job, JobState.QUEUED, refund=True, reason=Reason.RELEASED)
-    (again,) = await take(store)
-    assert await suspend(store, again, None) is JobState.SCHEDULED
+    for each in (job, other):
+        await settle(store, each, JobState.QUEUED, refund=True, reason=Reason.RELEASED)
+    again = {each.id: each for each in await take(store)}
+    await receive(store, again[other.id])
+    assert await suspend(store, again[job.id], None) is JobState.SCHEDULED
 
 
 async def test_receipt_under_a_lost_lease_is_refused(store: Store, clock: ManualClock) -> None:

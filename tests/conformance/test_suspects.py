@@ -58,6 +58,27 @@ async def test_a_suspect_too_many_is_passed_over_among_given_ids(store: Store, c
     assert not brought.stopped_at_last_attempt
 
 
+async def test_limits_hold_beside_a_suspect(store: Store, clock: ManualClock) -> None:
+    suspect = await running(store)
+    await lose(store, clock, suspect)
+    await limit(store, task="limited", concurrency=1)
+    limited = await put(store, *[new_job("limited") for _ in range(3)])
+    taken = await take_ids(store, 9, max_must_start=1)
+    taken += await take_ids(store, 9, max_must_start=1)
+    assert sorted(taken) == sorted([suspect.id, limited[0]])
+
+
+async def test_last_attempt_beside_a_suspect_ends_the_claim_of_its_queue_alone(
+    store: Store, clock: ManualClock
+) -> None:
+    suspect = await running(store, queue="a")
+    await lose(store, clock, suspect)
+    await put(store, new_job(queue="a", max_attempts=1))
+    others = await put(store, *[new_job(queue="b") for _ in range(3)])
+    taken = await take_ids(store, 9, {"a": 9, "b": 9}, max_must_start=1)
+    assert sorted(taken) == sorted([suspect.id, *others])
+
+
 async def test_suspects_count_towards_limit_and_wants(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job(priority=100) for _ in range(5)])
     await take(store)

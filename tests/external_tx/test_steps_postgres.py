@@ -368,6 +368,10 @@ def test_transaction_that_outlasts_the_lease_keeps_its_step(place: Place) -> Non
     assert (taken, work.calls, work.steps()) == ([(1,)], [1], 1)
 
 
+STEP_OF_OTHER = """insert into SCHEMA.step (job_id, ended_at, claims, number, by_handler, name)
+    select id, 1, 1, 1, true, 'lost' from SCHEMA.job where task = 'other'"""
+
+
 def test_step_in_an_open_transaction_holds_its_job(place: Place) -> None:
     async def ask() -> None:
         async with place.app:
@@ -376,6 +380,7 @@ def test_step_in_an_open_transaction_holds_its_job(place: Place) -> None:
             first = ClaimRequest("w", {"*": 1}, limit=1, lease_for=timedelta(seconds=2))
             (job,) = (await store.queueing.claim(first)).jobs
             await place.app.enqueue("other")
+            place.execute(STEP_OF_OTHER)
             async with by_asyncpg(place.url) as held:
                 record = place.app.external_tx.record_step
                 answers = [

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.dependencies import Condition
 from holdfast.core.models import JobState, Reason
 from holdfast.stores.base import Store
-from tests.conformance.support import claim, ending, lose_all, new_job, put, running, stored, take
+from tests.conformance.support import after, claim, ending, lose_all, new_job, put, running, stored, take
 from tests.support.spoiling import spoil
 
 DEPTHS = (64, 990, 1500)
@@ -23,6 +24,17 @@ async def test_options_nested_too_deep_do_not_affect_other_jobs(store: Store, ho
     assert [job.id for job in await take(store)] == [innocent]
     found = await stored(store, deep)
     assert (found.reason, found.error_group) == (Reason.PAYLOAD, "unreadable")
+
+
+async def test_end_of_an_unreadable_job_starts_what_waits_for_it(store: Store, home: str) -> None:
+    deep = new_job()
+    waiting = after(deep.id, on=Condition.FAILURE)
+    await put(store, deep, waiting)
+    spoil(home, deep.id, options='{"metadata": {"a": ' + "[" * 990 + "]" * 990 + "}}")
+
+    assert await take(store) == []
+    assert (await stored(store, deep.id)).state is JobState.DEAD
+    assert [job.id for job in await take(store)] == [waiting.id]
 
 
 async def test_lost_job_with_deep_options_does_not_hide_others(store: Store, home: str, clock: ManualClock) -> None:

@@ -444,7 +444,7 @@ return {
 
 -- name: claim_ids (partitions, transitions, waits, expiry, claim_common)
 -- Claims the jobs of ids. ARGV: 6 max_jobs, 7 max tier, 8 "1": make due ones ready, 9 slots of unlisted queues or "",
--- 10 max_must_start, 11 number of named queues, name and slots of each, then ids. Returns jobs, lease end, "1" if it
+-- 10 max_must_start, 11 number of named queues, name and slots of each, then different ids. Returns jobs, lease end, "1" if it
 -- stopped at a job on its last attempt, and id and spec of expired jobs.
 allow_when_full()
 local max_jobs, max_tier, wildcard_slots, max_must_start =
@@ -474,13 +474,9 @@ local function read_claimable(id)
     return slot_name, job
 end
 
-local seen, is_before = {}, transitions().is_before
+local is_before = transitions().is_before
 for i = first_id, #ARGV do
-    local slot_name, job = nil, nil
-    if not seen[ARGV[i]] then
-        seen[ARGV[i]] = true
-        slot_name, job = read_claimable(ARGV[i])
-    end
+    local slot_name, job = read_claimable(ARGV[i])
     if slot_name then
         jobs_by_slot[slot_name] = jobs_by_slot[slot_name] or {}
         jobs_by_slot[slot_name][#jobs_by_slot[slot_name] + 1] = job

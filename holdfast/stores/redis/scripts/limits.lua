@@ -274,9 +274,9 @@ local function limit_of(name) -- false for an unknown name
         return cached
     end
     local text = string.match(safe_call('HGET', PREFIX .. 'limits', name) or '', '^%d+ (.*)$')
-    local readable, document = pcall(cjson.decode, text or '')
+    local _, document = pcall(cjson.decode, text or '') -- or an error, a text
     limits_cache[name] = false
-    if readable and type(document) == 'table' then
+    if type(document) == 'table' then
         local values = type(document.values) == 'table' and document.values or {}
         local rate, period = tonumber(values.rate), tonumber(values.period_us) or 1000000
         local interval = rate and (period - period % rate) / rate + (period % rate > 0 and 1 or 0)

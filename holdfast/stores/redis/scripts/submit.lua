@@ -30,7 +30,6 @@ local function take_unique(unique, id)
         end
     end
     set_key(key, id, window ~= '-' and window or '')
-    return on_conflict, nil
 end
 
 local function unique_of(id) -- in the form of `take_unique`; nil without such a key

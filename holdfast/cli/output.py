@@ -150,8 +150,9 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 def name_program(text: str) -> str:
     """Returns a text whose commands begin as this program was called: ``python manage.py holdfast``, or ``--app``."""
     context = click.get_current_context()
-    app = context.obj.app or "holdfast."  # in this package: manage.py gives it
-    given = "" if app.startswith("holdfast.") else f"--app {shlex.quote(app)} "
+    app = context.obj.app or "none"
+    is_own = app != "none" and not app.startswith("holdfast.")  # one in this package: manage.py gives it
+    given = f"--app {shlex.quote(app)} " if is_own else ""
     return _COMMAND.sub(lambda _: f"{context.find_root().info_name} {given}", text)
 
 

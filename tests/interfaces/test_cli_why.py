@@ -347,7 +347,8 @@ def test_remedy_names_the_application_that_was_given(cli: Cli) -> None:
     target = cli.write_jobs()
     job_id = cli.run("enqueue", "work", "--app", target).strip()
     assert f"remedy: holdfast --app {target} worker start --queues default" in cli.run("why", "-A", target, job_id)
-    assert "remedy: holdfast worker start --queues default" in cli.run("why", job_id)
+    for words in ([], ["--app", "none"]):
+        assert "remedy: holdfast worker start --queues default" in cli.run("why", job_id, *words)
 
 
 def test_the_place_in_line_counts_what_goes_first(cli: Cli) -> None:

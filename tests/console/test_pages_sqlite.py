@@ -16,6 +16,7 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.errors import TooBroad, Unavailable
 from holdfast.core.history import History, HistoryInterval, HistoryRow
 from holdfast.core.ids import new_id
+from holdfast.core.lifecycle import Failed, Lost
 from holdfast.core.models import JobState, NewJob
 from holdfast.stores.common import searches
 from holdfast.stores.sqlite.query import SqliteQuery
@@ -327,6 +328,15 @@ def test_job_page_has_what_there_is(open_api: Api, visitor: Visitor) -> None:
     for text in ("Why it is dead", "Traceback\nwhat happened", "Attempt 1", "red", "what happened", "Replay"):
         assert text in dead
     assert "what happened" in visitor.open_page(f"/jobs/{world.running}").partition("Log</h2>")[2]
+
+
+def test_attempt_shows_how_it_ended_and_not_the_state_of_its_job(open_api: Api, visitor: Visitor) -> None:
+    job_id = open_api.submit()["id"]
+    open_api.run(open_api.end(job_id, Lost()))
+    open_api.run(open_api.end(job_id, Failed(error="no")))
+    page = visitor.open_page(f"/jobs/{job_id}")
+    failed, crashed = re.findall(r"<summary>(Attempt .*?)</summary>", page)
+    assert ("failed" in failed, "queued" in crashed) == (True, False)
 
 
 def test_hidden_fields_are_hidden_here_too(home: str, keys: Keys) -> None:

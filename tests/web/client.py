@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 from holdfast import Holdfast
-from holdfast.core.lifecycle import Failed, Outcome, Succeeded, decide
+from holdfast.core.lifecycle import Failed, Lost, Outcome, Succeeded, decide
 from holdfast.core.models import Job
 from holdfast.core.retry import Retry
 from holdfast.stores.base import ClaimRequest
@@ -113,17 +113,18 @@ class Api:
         return self.run(ask())
 
     # ── what a worker would do ────────────────────────────────────────────────────────────────────────────────────
-    async def claim(self, job_id: str) -> Job:
+    async def claim(self, job_id: str, lease_for: timedelta = timedelta(minutes=1)) -> Job:
         """Take this very job, as worker-1."""
         store = await self.app.open_store()
         claim = await store.queueing.claim(
-            ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=timedelta(minutes=1), ids=[job_id])
+            ClaimRequest("worker-1", {"*": 1}, limit=1, lease_for=lease_for, ids=[job_id])
         )
         return claim.jobs[0]
 
     async def end(self, job_id: str, outcome: Outcome) -> None:
         """Take this very job and let it end so."""
-        job = await self.claim(job_id)
+        expired = timedelta(microseconds=1)
+        job = await (self.claim(job_id, expired) if isinstance(outcome, Lost) else self.claim(job_id))
         store = await self.app.open_store()
         await store.queueing.settle([decide(job, outcome, Retry.fixed(3600), random.Random(0))])
 

@@ -265,6 +265,29 @@ def test_a_lease_that_is_lost_takes_the_rows_with_it(place: Place) -> None:
     assert len(errors) == 1
 
 
+def test_lease_that_is_lost_after_a_rollback_is_no_success(place: Place) -> None:
+    events = Recorder(place.app)
+
+    @place.app.task("work")
+    async def work(context: Context) -> int:
+        if context.attempts == 1:
+            with suppress(Undone):
+                async with by_asyncpg(place.url) as held:
+                    await context.complete(held.connection, "done")
+                    raise Undone
+            place.execute("update SCHEMA.job set lease_until = 1")
+            await asyncio.to_thread(
+                until, lambda: place.execute("select claims from SCHEMA.job") == [(2,)], "another to take it"
+            )
+        return context.attempts
+
+    handle = serve(place, work.enqueue, concurrency=2)
+
+    assert outcome(place, handle) == (JobState.SUCCEEDED, 2, 0)
+    assert handle.sync.result(timeout=0) == 2
+    assert events.names(handle.id).count("job_succeeded") == 1
+
+
 async def _claimed(place: Place) -> Lease:
     await place.app.enqueue("work")
     claim = await (await place.app.open_store()).queueing.claim(
@@ -279,6 +302,13 @@ def test_the_store_says_what_became_of_a_completion(place: Place) -> None:
             store: Any = await place.app.open_store()
             lease = await _claimed(place)
             assert await store.external.tx_outcome(lease) is TxOutcome.ROLLED_BACK
+            released = Settlement(job_id=lease.job_id, claims=lease.claims, state=JobState.QUEUED, refund=True)
+            assert (await store.queueing.settle([released]))[0].accepted
+            assert await store.external.tx_outcome(lease) is TxOutcome.LEASE_LOST
+            (job,) = (
+                await store.queueing.claim(ClaimRequest("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1)))
+            ).jobs
+            lease = job.lease
             with suppress(Undone):
                 async with by_asyncpg(place.url) as held:
                     assert (await place.app.external_tx.complete(held.connection, lease, None)).accepted

@@ -93,6 +93,13 @@ def test_the_store_says_what_became_of_a_completion(app: Holdfast) -> None:
             store: Any = await app.open_store()
             lease = await _claimed(app)
             assert await store.external.tx_outcome(lease) is TxOutcome.ROLLED_BACK
+            released = Settlement(job_id=lease.job_id, claims=lease.claims, state=JobState.QUEUED, refund=True)
+            assert (await store.queueing.settle([released]))[0].accepted
+            assert await store.external.tx_outcome(lease) is TxOutcome.LEASE_LOST
+            (job,) = (
+                await store.queueing.claim(ClaimRequest("w", {"*": 1}, limit=1, lease_for=timedelta(minutes=1)))
+            ).jobs
+            lease = job.lease
             with suppress(Undone), begun(app) as connection:
                 assert (await app.external_tx.complete(connection, lease, None)).accepted
                 raise Undone

@@ -486,6 +486,13 @@ async def test_claims_without_jobs_go_on_until_all_keys_were_seen(store: Store, 
     assert [job.id for job in brought.jobs] == [free]
 
 
+async def test_queues_under_limits_are_served_in_turn(store: Store) -> None:
+    await limit(store, task="work", concurrency=9)
+    await put(store, *[new_job(queue=queue) for queue in ("a", "b") for _ in range(4)])
+    served = [job.queue for _ in range(4) for job in await take(store, 1, {"a": 1, "b": 1})]
+    assert Counter(served) == {"a": 2, "b": 2}
+
+
 async def test_limited_and_plain_jobs_share_a_queue(store: Store) -> None:
     await limit(store, task="slow", concurrency=100)
     await put(store, *[new_job(task="quick") for _ in range(100)])

@@ -318,6 +318,16 @@ async def test_tokens_are_taken_by_handlers(store: Store, clock: ManualClock, op
     assert await store.limits.take_tokens("unknown", 1) == timedelta(0)
 
 
+async def test_job_of_a_removed_limit_ends(store: Store) -> None:
+    await limit(store, "other", task="other", concurrency=1)
+    revision = await limit(store, task="work", concurrency=1)
+    await put(store, new_job())
+    (job,) = await take(store, 1)
+    (known,) = [each for each in await store.limits.read_limits() if each.name == "mail"]
+    assert await store.limits.write_limit(LimitChange(known, revision, remove=True)) is not None
+    await end(store, job)
+
+
 async def test_pruning_leaves_the_ready_jobs_of_all_queues(store: Store) -> None:
     await limit(store, queue="mail", by="args.tenant", concurrency=9)
     ids = await put(store, job_of(1, queue="mail"), new_job(queue="plain"), job_of(2, queue="mail"), new_job(queue="a"))

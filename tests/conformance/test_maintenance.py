@@ -249,6 +249,16 @@ async def test_what_a_replay_brings_back_is_kept_as_long_as_the_failed_job(store
     assert await states_of(store, [first, second, third]) == [None] * 3
 
 
+async def test_job_that_another_needs_keeps_no_other_from_being_pruned(store: Store, clock: ManualClock) -> None:
+    needed, other, past = [await ended(store, JobState.SUCCEEDED) for _ in range(3)]
+    (blocker,) = await put(store, new_job(delay=HOUR))
+    _, waiter = await put(store, after(needed, blocker), after(past, blocker))
+    await store.admin.cancel([waiter])
+    clock.advance(100)
+    assert await store.maintenance.prune({"succeeded": timedelta(seconds=10)}, limit=100) == 2
+    assert await states_of(store, [needed, other, past]) == [JobState.SUCCEEDED, None, None]
+
+
 @pytest.mark.parametrize("by", ["delete", "prune"])
 async def test_what_no_replay_brings_back_any_more_is_pruned(store: Store, clock: ManualClock, by: str) -> None:
     first, other = [await ended(store, JobState.DEAD) for _ in range(2)]

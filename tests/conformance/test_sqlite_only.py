@@ -176,6 +176,17 @@ async def test_the_database_is_safe_against_power_cuts(opener: Opener, connectio
     await opener.close()
 
 
+async def test_doctor_reports_a_damaged_database(opener: Opener, connection: sqlite3.Connection) -> None:
+    store = await opener()
+    connection.executescript("""
+        create table damaged (value); insert into damaged values (null); pragma writable_schema = on;
+        update sqlite_master set sql = 'create table damaged (value not null)' where name = 'damaged'""")
+    connection.close()
+    (finding,) = [each for each in await store.health.doctor() if each.name == "integrity"]
+    assert (finding.level, finding.text) == ("error", "NULL value in damaged.value")
+    await opener.close()
+
+
 async def test_the_files_are_for_their_owner_only(opener: Opener, file: Path) -> None:
     previous = os.umask(0)
     try:

@@ -115,6 +115,12 @@ def test_leap_day_comes_every_four_years() -> None:
     assert [to_datetime(tick).year for tick in ticks] == [2028, 2032, 2036]
 
 
+@pytest.mark.parametrize("expression", ["0 0 29 2 *", "* * * * *"])
+def test_no_tick_comes_after_the_last_year_of_the_calendar(expression: str) -> None:
+    end = to_microseconds(datetime(9999, 12, 31, 12, tzinfo=UTC))
+    assert next_tick(schedule_of(cron=expression), end) is None
+
+
 def test_interval_is_not_moved_by_a_change_of_the_clock() -> None:
     schedule = schedule_of(every_us=3600_000_000, start_us=5)
     assert list(islice(iterate_ticks(schedule, 5), 3)) == [5 + n * 3600_000_000 for n in (1, 2, 3)]

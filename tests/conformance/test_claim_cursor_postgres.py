@@ -368,6 +368,15 @@ async def test_locked_due_job_is_tried_once_after_each_pause(
     assert (await claim(store)).next_due is None
 
 
+async def test_oldest_ready_jobs_are_those_of_one_queue(store: Store, clock: ManualClock) -> None:
+    suspects = {queue: await running(store, queue=queue) for queue in ("a", "b")}
+    await lose_all(store, clock)
+    ready = {queue: (await put(store, new_job(queue=queue)))[0] for queue in ("a", "b")}
+    clock.advance(2)
+    found = await cast("PostgresStore", store).transport_queries.oldest_ready("a", limit=9, aged=SECOND)
+    assert sorted(found) == sorted([suspects["a"].id, ready["a"]])
+
+
 @contextmanager
 def pinned(schema: str) -> Iterator[None]:
     """Another session's snapshot that keeps every dead row."""

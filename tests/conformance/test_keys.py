@@ -176,6 +176,7 @@ async def test_living_key_keeps_its_pruned_job_from_being_stored_again(store: St
 
 
 async def test_expired_key_is_free_before_it_is_pruned(store: Store, clock: ManualClock) -> None:
+    await put(store)
     job_id = await ended(store, JobState.SUCCEEDED, key="k", key_for=timedelta(hours=2))
     clock.advance(3600)
     await prune_all(store)

@@ -435,9 +435,11 @@ async def test_shares_weigh_the_turns(store: Store) -> None:
 
 
 async def test_share_of_a_key_holds_from_claim_to_claim(store: Store) -> None:
-    await limit(store, by="args.tenant", shares={"1": 3})
+    await limit(store, task="work", by="args.tenant", shares={"1": 3})
     await put(store, *[job_of(tenant) for tenant in (1, 2) for _ in range(9)])
     assert sorted(tenants(await take(store, 2))) == [1, 2]
+    await put(store, *[job_of(3, queue="other") for _ in range(9)])
+    assert len(await take(store, 9, {"other": 9})) == 9
     assert tenants(await take(store, 2)) == [1, 1]
 
 

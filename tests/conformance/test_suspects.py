@@ -79,6 +79,17 @@ async def test_last_attempt_beside_a_suspect_ends_the_claim_of_its_queue_alone(
     assert sorted(taken) == sorted([suspect.id, *others])
 
 
+async def test_isolated_claim_leaves_a_paused_queue(store: Store, clock: ManualClock) -> None:
+    ids = await put(store, *[new_job(queue=queue, max_attempts=9) for queue in ("a", "b")])
+    for _ in range(2):
+        assert len(await take(store, 9, {"a": 9, "b": 9}, max_must_start=9)) == 2
+        await lose_all(store, clock)
+        clock.advance(1)
+    await store.admin.pause("a")
+    assert await take_ids(store, 9, {"a": 9, "b": 9}, isolated=True) == ids[1:]
+    assert await take_ids(store, 9, {"a": 9, "b": 9}, isolated=True) == []
+
+
 async def test_suspects_count_towards_limit_and_wants(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job(priority=100) for _ in range(5)])
     await take(store)

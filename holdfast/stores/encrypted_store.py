@@ -155,7 +155,7 @@ class TextCipher:
         if name.startswith(SIGNAL_STEP) and (value := signal_value(result)) is not None and is_encrypted(value):
             topic = name.removeprefix(SIGNAL_STEP).partition("#")[0]
             return signal_result(self._decrypt(value, signal_context(topic)))
-        return self._decrypt(result, step_context(job_id, name)) if is_encrypted(result) else result
+        return self._decrypt(result, step_context(job_id, name))
 
     # ── signals and schedules ─────────────────────────────────────────────────────────────────────────────────
     def encrypt_signal(self, signal: Signal) -> Signal:
@@ -178,8 +178,6 @@ class TextCipher:
     def decrypt_schedule(self, schedule: Schedule) -> Schedule:
         """Decrypts the payload of a schedule."""
         job = schedule.job
-        if not is_encrypted(job.payload):
-            return schedule
         payload = self._decrypt(job.payload, schedule_context(schedule.name, job.task))
         return replace(schedule, job=replace(job, payload=payload))
 

@@ -258,7 +258,8 @@ def test_every_kind_of_use_has_a_task(atlas: Atlas) -> None:
             job_id = instance.submit(task, payload.replace("%d", str(instance.port)))
             instance.all_ended([job_id])
             assert is_right(atlas.value(result, job_id)), use
-        instance.when(atlas.value("select job_id::text from jobs where idempotency_key = 'e1/demo.sleep'"), "SUCCEEDED")
+            handler = f"{job_id}/demo.sleep"
+        instance.when(atlas.value("select job_id::text from jobs where idempotency_key = %s", handler), "SUCCEEDED")
         for task, payload in (("payment.charge", '{"amount": 0}'), ("api.call", '{"url": "file:///etc/passwd"}')):
             assert instance.when(instance.submit(task, payload), "DEAD_LETTERED")["attempt_count"] == 1
 

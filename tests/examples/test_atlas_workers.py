@@ -113,6 +113,20 @@ def test_jobs_that_fail_together_are_retried_spread_out(atlas: Atlas) -> None:
     assert max(seconds) - min(seconds) >= 1.2
 
 
+def test_every_event_has_a_job_for_each_handler(atlas: Atlas) -> None:
+    """Two events of one name; each fails after its first handler, so that a second attempt begins anew."""
+    payload = '{"event": "paid", "handlers": ["demo.sleep", ""], "seconds": 0}'
+    with atlas.one() as instance:
+        events = [instance.submit("event.handle", payload, max_attempts=2) for _ in range(2)]
+        for event in events:
+            instance.when(event, "QUEUED", 1)
+        atlas.due(*events)
+        for event in events:
+            instance.when(event, "DEAD_LETTERED", 2)
+    keys = atlas.sql("select idempotency_key from jobs where job_type = 'demo.sleep' order by 1")
+    assert keys == sorted((f"{event}/demo.sleep",) for event in events)
+
+
 # ── claiming ──────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.rows("J7", "J24")
 def test_jobs_start_in_order_and_locked_ones_are_skipped(atlas: Atlas) -> None:

@@ -70,15 +70,15 @@ def call_api(payload: str) -> int:
 
 
 @app.task("event.handle")
-async def handle_event(payload: str) -> list[str]:
+async def handle_event(ctx: Context, payload: str) -> list[str]:
     """``{"event": …, "handlers": […]}``: one job for each that handles it, with a key of its own.
 
-    An event that is handled again after a crash submits nothing twice.
+    The key rests on this job's id: another attempt submits nothing twice, another event of that name is handled, too.
     """
-    event = json.loads(payload)
-    for name in event["handlers"]:
-        await app.enqueue(name, {"payload": payload}, key=f"{event['event']}/{name}")
-    return list(event["handlers"])
+    handlers: list[str] = json.loads(payload)["handlers"]
+    for name in handlers:
+        await app.enqueue(name, {"payload": payload}, key=f"{ctx.id}/{name}")
+    return handlers
 
 
 @app.task("demo.sleep")

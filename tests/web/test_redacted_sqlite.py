@@ -89,7 +89,7 @@ def test_what_errors_say_is_not_guessed_by_choosing_jobs(tmp_path: Path) -> None
 
 
 def test_in_log_lines() -> None:
-    app, stream = Holdfast("sqlite:///:memory:", redacted="error", log_format="json"), io.StringIO()
+    app, stream = Holdfast("sqlite:///unopened.db", redacted="error", log_format="json"), io.StringIO()
     finish = configure_logs(app.settings, app.events, stream=stream)
     app.events.emit(JobDead(job_id="x", task="t", attempt=1, reason="max_attempts", error=CANARY, seconds=1.0))
     finish()

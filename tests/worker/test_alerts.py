@@ -363,18 +363,18 @@ def test_wrong_rules_and_receivers_are_refused_with_their_place() -> None:
         ),
     ):
         with pytest.raises(ConfigError) as raised:
-            Holdfast("sqlite:///:memory:", **settings)
+            Holdfast("sqlite:///unopened.db", **settings)
         assert problem in str(raised.value)
         assert "s3cret" not in str(raised.value)
 
 
 def test_settings_show_a_webhook_without_its_secrets() -> None:
     app = Holdfast(
-        "sqlite:///:memory:", alert_webhook="https://a:b@hooks.example.com:8443/services/T0/s3cret?token=s3cret"
+        "sqlite:///unopened.db", alert_webhook="https://a:b@hooks.example.com:8443/services/T0/s3cret?token=s3cret"
     )
     assert app.settings.describe_setting("alert_webhook").text == "https://hooks.example.com:8443/***"
     rules = {"mail": {"queue": "mail", "failures_over": "5%", "within": "1h"}, "dead": {"dead_over": 3}}
-    shown = Holdfast("sqlite:///:memory:", alerts=rules).settings.describe_setting("alerts").text
+    shown = Holdfast("sqlite:///unopened.db", alerts=rules).settings.describe_setting("alerts").text
     assert json.loads(shown) == rules
 
 

@@ -29,7 +29,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import ConfigError, HoldfastError, Invalid
+from holdfast.core.errors import ConfigError, HoldfastError, Invalid, NotFound
 from holdfast.core.models import JobState
 from holdfast.core.redaction import Redaction
 from holdfast.core.validation import MAX_KEY_LENGTH
@@ -40,6 +40,7 @@ from holdfast.web.jobs import find_job
 from holdfast.web.keys import Scope as KeyScope
 from holdfast.web.messages import (
     BODY_PAYLOADS,
+    CHECK_ID,
     PROBLEM,
     REQUEST,
     ApiRequest,
@@ -151,7 +152,8 @@ def job_status_router() -> APIRouter:
 
 def _problem(request: Request, error: HoldfastError) -> Response:
     request_id = request.scope[REQUEST].id if REQUEST in request.scope else new_request_id()
-    answer = answer_to(error, request_id)
+    is_missing = type(error) is NotFound
+    answer = answer_to(Refusal(404, error.code, str(error), CHECK_ID) if is_missing else error, request_id)
     headers = {name.decode(): value.decode() for name, value in answer.headers}
     return Response(answer.body, answer.status, {**headers, "x-request-id": request_id}, answer.media.decode())
 

@@ -298,6 +298,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # older Pythons call them otherwise
+CHECK_ID = "check the id or name; it may also be in another store"  # the remedy for NotFound outside of the API
 _UNAVAILABLE = "the store is away, busy or full"
 _MISSET = "the settings of Holdfast and its store do not go together as they are: the log has why under this request_id"
 _BROKEN = "something went wrong in Holdfast itself; its log has the cause under this request_id"
@@ -324,7 +325,7 @@ def answer_to(error: Exception, request_id: str) -> ApiResponse:
         case TooBroad():
             return problem_response(error.http_status, error.code, str(error), request_id, remedy=error.remedy)
         case NotFound():
-            remedy = "check the id or name; it may also be in another store"
+            remedy = "GET /v1/jobs, queues, workers, schedules and limits of Holdfast's API list what there is"
             return problem_response(error.http_status, error.code, str(error), request_id, remedy=remedy)
         case ConfigError():
             remedy = "tell its operator; `holdfast doctor` says what is wrong"

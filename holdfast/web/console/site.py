@@ -14,6 +14,7 @@ from starlette.routing import compile_path
 from starlette.types import Scope, Send
 
 from holdfast.app import Holdfast
+from holdfast.core.errors import NotFound
 from holdfast.web.authentication import Authenticator
 from holdfast.web.console import (
     ROOT,
@@ -49,7 +50,7 @@ from holdfast.web.console.visit import (
     read_pairs,
 )
 from holdfast.web.keys import ConsoleUser, FindUser, hash_token
-from holdfast.web.messages import ApiRequest, ApiResponse, Refusal, read_form, send_answer
+from holdfast.web.messages import CHECK_ID, ApiRequest, ApiResponse, Refusal, read_form, send_answer
 from holdfast.web.routing import Operation
 
 _FORM_PAYLOADS = 4  # a form may be as long as so many payloads: it is percent-encoded
@@ -289,7 +290,7 @@ def problem_page(request: ApiRequest, context: Mapping[str, Any], answer: ApiRes
         "is_page": request.method in ("GET", "HEAD"),
         "title": _TITLES.get(problem["code"]) or _TITLES.get(answer.status, "Something went wrong"),
         "detail": problem["detail"],
-        "remedy": problem.get("remedy", ""),
+        "remedy": CHECK_ID if problem["code"] == NotFound.code else problem.get("remedy", ""),
         "request_id": problem["request_id"],
     }
     return html_response(answer.status, "problem.html", given, *answer.headers)

@@ -133,9 +133,10 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
     "no type": (b'{"payload": ""}', 400, "job_type"),
     "a type that is no text": (b'{"job_type": 1}', 400, "job_type"),
     "an unknown field": (b'{"job_type": "a", "paylaod": ""}', 400, "paylaod"),
-    "no name": (b'{"job_type": " "}', 422, "task"),
+    "no name": (b'{"job_type": " "}', 422, "job_type:"),
+    "too deep": (b'{"job_type": "a", "payload": %s%s}' % (b"[" * 100_000, b"]" * 100_000), 422, "body:"),
     "no attempts": (b'{"job_type": "a", "max_attempts": 0}', 422, "max_attempts"),
-    "a key that is empty": (b'{"job_type": "a", "idempotency_key": ""}', 422, "key"),
+    "a key that is empty": (b'{"job_type": "a", "idempotency_key": ""}', 422, "idempotency_key:"),
     "NUL": (b'{"job_type": "a", "payload": "\\u0000"}', 422, "payload"),
     "no text": (b'{"job_type": "a", "payload": "\xff"}', 400, "body"),
     "too large": (b'{"job_type": "a", "payload": "%s"}' % (b"x" * 300_000), 413, "payload"),
@@ -154,6 +155,7 @@ def test_invalid_requests_are_refused_whole(atlas: Atlas, api: Instance) -> None
             assert (given.status, names in given.document["error"]) == (status, True), given
     assert api.get("/jobs/00000000-0000-7000-8000-000000000000").status == 404
     assert api.get("/jobs/no-uuid").status == 422
+    assert api.post(key="").document["error"].startswith("Idempotency-Key:")
     assert api.get("/nothing").status == 404
     assert api.ask("POST", "/metrics", b"").status == 405
     assert api.ask("POST", "/jobs", b'{"job_type": "a"}', Content_Type="text/plain").status == 415

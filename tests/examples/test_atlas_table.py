@@ -123,7 +123,7 @@ def _rows() -> dict[str, dict[str, Any]]:
         "retried": _row("QUEUED", attempt_count=1, next_run_at=LATER, last_error="no: luck", worker_id="w1"),
         "running": _row("RUNNING", worker_id="w1", updated_at=LONG_AGO),
         "done": _row("SUCCEEDED", attempt_count=2, worker_id="w2", idempotency_key="order-2"),
-        "dead": _row("DEAD_LETTERED", attempt_count=3, last_error="never", worker_id="w2"),
+        "dead": _row("DEAD_LETTERED", attempt_count=3, last_error="Payment: never", worker_id="w2", payload=None),
     }
 
 
@@ -159,7 +159,9 @@ def test_table_of_the_original_is_taken_over(atlas: Atlas, version: int) -> None
     starters = ["one", "two"] if version == max(VERSIONS) else ["one"]
     with atlas.running(*starters, ATLAS_SCHEDULING_ENABLED="false") as (api, *_):
         for name, row in rows.items():
-            assert api.job(row["job_id"]) == _expected(row, version), name
+            expected, seen = _expected(row, version), atlas.row(row["job_id"])
+            assert api.job(row["job_id"]) == expected, name
+            assert [seen[each] for each in ("payload", "last_error")] == [row["payload"], expected["last_error"]], name
         assert api.post(key="order-1").document["job_id"] == rows["fresh"]["job_id"]
     assert atlas.value("select count(*) from jobs") == len(rows)
     assert atlas.value("select count(*) from jobs_before_holdfast") == len(rows)

@@ -8,7 +8,8 @@ with given as (
         (r ->> 'job_id')::uuid as id, upper(r ->> 'status') as status, r ->> 'job_type' as task,
         json_build_object('payload', r #>> '{payload}')::text as payload, -- JSONB until V2, TEXT since
         (r ->> 'attempt_count')::bigint as failures, (r ->> 'max_attempts')::bigint as max_attempts,
-        r ->> 'idempotency_key' as key, r ->> 'last_error' as error, r ->> 'worker_id' as worker,
+        r ->> 'idempotency_key' as key, r ->> 'worker_id' as worker,
+        'Error: ' || (r ->> 'last_error') as error, -- Holdfast says the type of an exception first; the view leaves it out
         (extract(epoch from (r ->> 'next_run_at')::timestamptz) * 1000000)::bigint as run_at,
         (extract(epoch from (r ->> 'created_at')::timestamptz) * 1000000)::bigint as created_at,
         (extract(epoch from (r ->> 'updated_at')::timestamptz) * 1000000)::bigint as updated_at,

@@ -21,6 +21,7 @@ from atlas_jobs import counts
 from atlas_jobs.words import status
 from holdfast import Holdfast, HoldfastError, Invalid, Job
 from holdfast.core.models import Attempt, to_datetime
+from holdfast.tasks.codec import RawText
 from holdfast.web import create_app
 
 RECENT_MINUTES = 5
@@ -68,12 +69,22 @@ class _Routes:
         self._app = self.holdfast.app
 
     async def submit(self, request: Request) -> Response:
-        wanted = _wanted(await _body(request))
+        body = await _body(request)
+        try:
+            wanted = _wanted(body)
+        except RecursionError:
+            raise Invalid("body", RawText(f"{len(body)} bytes"), "nest it less", "are nested too deeply") from None
         header = request.headers.get("Idempotency-Key")
         options: dict[str, Any] = {"key": wanted.idempotency_key if header is None else header}
         if wanted.max_attempts is not None:
             options["max_attempts"] = wanted.max_attempts
-        draft = self._app.draft_job(wanted.job_type, {"payload": _text(wanted.payload)}, **options)
+        try:
+            draft = self._app.draft_job(wanted.job_type, {"payload": _text(wanted.payload)}, **options)
+        except Invalid as error:
+            names = {"task": "job_type", "key": "idempotency_key" if header is None else "Idempotency-Key"}
+            if error.field not in names:
+                raise
+            raise Invalid(names[error.field], error.value, error.remedy) from None
         handle = await self._app.submit(draft)
         return _answer(201 if handle.created else 200, await self._job(handle.id))
 

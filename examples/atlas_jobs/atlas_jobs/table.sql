@@ -10,7 +10,7 @@ select
         else 'QUEUED'                   -- failed and to be retried, or not due yet: next_run_at says when
     end as status,
     j.task as job_type,
-    coalesce(j.payload::json ->> 'payload', j.payload) as payload,
+    case when j.payload::json -> 'payload' is null then j.payload else j.payload::json ->> 'payload' end as payload,
     greatest(0, j.attempts - case when j.state in ('running', 'succeeded') then 1 else 0 end) as attempt_count,
     j.max_attempts,
     (select k.key from holdfast.key k where k.job_id = j.id limit 1) as idempotency_key,

@@ -99,6 +99,21 @@ def test_idle_worker_blocks_and_runs_ids_pushed_by_hand(delayed: Delayed) -> Non
         assert percentile(starts, 0.99) <= 0.5 * max(slow, slowness())
 
 
+@pytest.mark.rows("D38")
+def test_ids_pushed_by_hand_right_after_each_other_wake_a_worker(delayed: Delayed) -> None:
+    """Redis hands out the first while the second arrives. Nothing but the pushes tells the worker of them."""
+    ids = [as_ulid(new_id()) for _ in range(2)]
+    for job_id in ids:
+        delayed.client.hset(f"delayed-queue:job:{job_id}", "payload", '{"payload": "by hand"}')
+    with delayed.workers(FOLLOWER, HOLDFAST_POLL="1h"):
+        until(lambda: "blmove" in [each["cmd"] for each in delayed.client.client_list()], "a worker that blocks")
+        with delayed.client.pipeline(transaction=False) as pipeline:
+            for job_id in ids:
+                pipeline.lpush("delayed-queue:dueJobs", job_id)
+            pipeline.execute()
+        delayed.all_ended(ids)
+
+
 @pytest.mark.rows("X40")
 def test_failing_job_retries_at_once_within_its_attempts(delayed: Delayed) -> None:
     slow = {"payload": {"seconds": 3600}}

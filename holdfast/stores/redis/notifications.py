@@ -164,9 +164,8 @@ class _Watch:
                 await asyncio.sleep(_GRACE)
                 if head != await run_within(KEEPALIVE_TIMEOUT, connection.send_command("LINDEX", self._list, 0)):
                     continue  # its submitter has notified, and a worker took it
-            elif head == known or not known:
+            elif head == known:
                 # It was there before, and is not taken: the queue is paused, or its workers are busy.
-                known = head
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE)
                 continue

@@ -209,7 +209,10 @@ class Place:
         return {name: each.default for name, each in OPTIONS.items()} | self.read()
 
     def set(self, name: str, text: str) -> Any:
-        """Write one setting into the file; Invalid, and nothing is written, where it is no good. The value it has."""
+        """Write one setting into the file; Invalid, and nothing is written, where it is no good. The value it has.
+
+        ConfigError: the file cannot be read or written.
+        """
         try:
             given = json.loads(text)
         except ValueError:
@@ -217,12 +220,15 @@ class Place:
         if isinstance(given, bool):
             given = text  # no setting is a truth value, and `true` is a program
         value = option(name).check(name, given)
-        with self._locked():
-            provided = self.read() | {name: value}
-            self._load(provided)
-            fresh = self.config.with_name(f".{self.config.name}.{os.getpid()}")
-            fresh.write_text(json.dumps(provided, indent=2) + "\n", encoding="utf-8")
-            fresh.replace(self.config)
+        try:
+            with self._locked():
+                provided = self.read() | {name: value}
+                self._load(provided)
+                fresh = self.config.with_name(f".{self.config.name}.{os.getpid()}")
+                fresh.write_text(json.dumps(provided, indent=2) + "\n", encoding="utf-8")
+                fresh.replace(self.config)
+        except OSError as error:
+            raise ConfigError(f"{self.config}: cannot be written: {error.strerror}") from None
         return value
 
     @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.examples.queuectl_support import Queue, answer
+from tests.examples.queuectl_support import Queue, answer, call
 
 
 @pytest.fixture
@@ -59,6 +59,25 @@ def test_job_does_not_run_if_one_it_depends_on_is_dead(queue: Queue) -> None:
     assert queue.job("a")["state"] == "dead"
     assert "is cancelled" in queue.job("c")["error"]
     assert {each["id"] for each in answer(queue, "list", "--state", "cancelled", "--json")} == {"b", "c"}
+
+
+@pytest.mark.rows("Q75")
+def test_retry_of_a_dead_job_takes_along_those_it_cancelled(queue: Queue) -> None:
+    repaired = queue.folder / "repaired"
+    command = f"test -e {repaired}"
+    enqueue(
+        queue,
+        {"id": "a", "command": command, "max_retries": 0},
+        {"id": "b", "command": "true", "depends_on": ["a"]},
+        {"id": "c", "command": "true", "depends_on": ["b"]},
+    )
+    with queue.workers():
+        queue.until("c", "cancelled")
+        refused = call(queue, "dlq", "retry", "b")
+        assert (refused.exit_code, "cancelled because of it" in refused.stderr) == (1, True)
+        repaired.touch()
+        assert call(queue, "dlq", "retry", "a").exit_code == 0
+        queue.until("c", "completed")
 
 
 @pytest.mark.rows("Q75")

@@ -295,12 +295,13 @@ def dlq_list(place: Place, limit: int, as_json: bool) -> None:
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @click.pass_obj
 def retry(place: Place, job_ids: tuple[str, ...]) -> None:
-    """Run dead jobs again, with all their retries."""
+    """Run dead jobs again, with all their retries; jobs that were cancelled because of them wait for them again."""
     with _opened(place) as app:
         jobs = [_job(app, each) for each in job_ids]
         for job in jobs:
             if job.state not in STATES["dead"]:
-                raise Conflict(f"job {job.key} is {document(job)['state']}; only dead jobs are retried")
+                remedy = "only dead jobs are retried, and with each the jobs that were cancelled because of it"
+                raise Conflict(f"job {job.key} is {document(job)['state']}; {remedy}")
         operated = app.sync.replay([job.id for job in jobs])
     click.echo(f"{len(operated.changed)} jobs pending again")
 

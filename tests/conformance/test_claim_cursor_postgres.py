@@ -322,17 +322,21 @@ async def test_locked_due_job_is_passed_over(
     assert await take_ids(await opener(), 9, {queue: 9}) == [due]
 
 
-@pytest.mark.parametrize("how", ["in order", "with suspects", "isolated", "by id"])
+@pytest.mark.parametrize("how", ["in order", "with suspects", "beside a suspect", "isolated", "by id"])
 async def test_locked_ready_job_is_passed_over(store: Store, opener: Opener, clock: ManualClock, how: str) -> None:
     ids = await put(store, *[new_job(max_attempts=9) for _ in range(3)])
     for _ in range({"with suspects": 1, "isolated": 2}.get(how, 0)):
         await take(store, 9, max_must_start=9)
         await lose_all(store, clock)
         clock.advance(1)
+    suspects = []
+    if how == "beside a suspect":
+        suspects = [(await running(store, priority=1, max_attempts=9)).id]
+        await lose_all(store, clock)
     options = {"max_must_start": 9, "isolated": how == "isolated", "ids": ids if how == "by id" else None}
     async with locked(store, clock, ids[0]), asyncio.timeout(30):
-        taken = await take_ids(store, 2, **options)
-        assert taken == (ids[1:2] if how == "isolated" else ids[1:])
+        taken = await take_ids(store, 3, **options)
+        assert taken == suspects + (ids[1:2] if how == "isolated" else ids[1:])
     assert ids[0] in await take_ids(await opener(), 9, **options)
 
 

@@ -137,6 +137,16 @@ async def test_each_attempt_adds_its_lines(store: Store, clock: ManualClock) -> 
     assert kept == [(1, 1, "first"), (2, 2, "second")]
 
 
+async def test_late_lines_come_behind_those_of_earlier_attempts(store: Store) -> None:
+    job = await running(store)
+    await store.queueing.append_logs([record(job, given(*[f"1:{n}" for n in range(1, 6)]))])
+    await store.queueing.settle([failing(job)])
+    (again,) = await take(store)
+    for first in (1, 4, 3, 2):
+        await store.queueing.append_logs([record(again, given(f"2:{first}", first=first))])
+    assert await texts_of(store, job.id) == [f"1:{n}" for n in range(1, 6)] + [f"2:{n}" for n in range(1, 5)]
+
+
 async def test_lines_survive_a_replay(store: Store) -> None:
     job = await running(store)
     await store.queueing.append_logs([record(job, given("before"))])

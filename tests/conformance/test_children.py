@@ -117,6 +117,14 @@ async def test_deleted_child_is_not_started_again(store: Store) -> None:
     assert await state_of(store, child.id) is None
 
 
+async def test_deleted_child_of_another_is_started(store: Store) -> None:
+    child, other = new_job(), await running(store)
+    await parent_of(store, child)
+    await store.admin.delete([child.id])
+    assert await start(store, other, child) == [ChildStatus(child.id, JobState.QUEUED)]
+    assert await suspend(store, other) is JobState.WAITING
+
+
 async def test_children_are_started_once(store: Store, clock: ManualClock) -> None:
     child, parent = new_job(), await running(store)
     for _ in range(2):

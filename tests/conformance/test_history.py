@@ -111,6 +111,17 @@ async def test_replayed_job_is_counted_at_each_of_its_ends(store: Store, clock: 
     assert sorted((row.state, row.number) for row in rows) == [(JobState.DEAD, 1), (JobState.SUCCEEDED, 1)]
 
 
+async def test_end_that_was_undone_before_the_count_is_not_counted(store: Store, clock: ManualClock) -> None:
+    job_id = await ended(store, JobState.SUCCEEDED)
+    clock.advance(1)
+    await store.admin.replay([job_id], force=True)
+    (job,) = await take(store)
+    await settle(store, job)
+    clock.advance(LAG_SECONDS)
+    await count_all(store)
+    assert await count_total(store, clock) == 1
+
+
 async def test_history_outlives_its_jobs_and_ends_itself(store: Store, clock: ManualClock) -> None:
     await ended(store, JobState.SUCCEEDED)
     clock.advance(LAG_SECONDS)

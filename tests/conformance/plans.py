@@ -177,7 +177,7 @@ VALUES: dict[str, Any] = {
     "ignore_lifetime": False,
     "force": False,
     "payload": None,
-    "unasked": True,
+    "uncancelled": True,
     "before": "ffffffff-ffff-ffff-ffff-ffffffffffff",
     **dict.fromkeys(("running", "succeeded", "failed", "concurrency", "pid", "interval_us", "burst"), 1),
     "host": "here",

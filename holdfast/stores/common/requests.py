@@ -96,7 +96,7 @@ class SelectionAdmin(ABC):
     """The verbs of ``Admin`` that take a selection, over a store's choice and its writes."""
 
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        chosen = await self._choose(selection, CANCELLABLE, limit, unasked=True)
+        chosen = await self._choose(selection, CANCELLABLE, limit, uncancelled=True)
         return await self._cancel(chosen) if chosen.ids else BulkResult([], [])
 
     async def replay(
@@ -119,20 +119,20 @@ class SelectionAdmin(ABC):
         return await self._delete(chosen) if chosen.ids else BulkResult([], [])
 
     async def _choose(
-        self, selection: Selection, legal: frozenset[JobState], limit: int, *, unasked: bool = False
+        self, selection: Selection, legal: frozenset[JobState], limit: int, *, uncancelled: bool = False
     ) -> Chosen:
         if not isinstance(selection, JobFilter):
             return select_ids(selection, limit)
-        return await self._choose_matching(selection, legal, limit, unasked=unasked)
+        return await self._choose_matching(selection, legal, limit, uncancelled=uncancelled)
 
     @abstractmethod
     async def _choose_matching(
-        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
+        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, uncancelled: bool
     ) -> Chosen:
         """Chooses jobs that a filter matches, read outside of any transaction: that may take long, and no caller waits
         for it.
 
-        Only ever states the operation accepts; ``unasked`` leaves out running jobs that were asked to stop already, so
+        Only ever states the operation accepts; ``uncancelled`` leaves out running jobs that were asked to stop, so
         that a series of calls ends.
         """
 

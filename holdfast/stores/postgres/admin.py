@@ -49,7 +49,7 @@ class PostgresAdmin(SelectionAdmin):
 
     async def _cancel(self, chosen: Chosen) -> BulkResult:
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, list[str], set[str], Resolution]:
-            ids = await self._standing(fetch, chosen)
+            ids = await self._still_matching(fetch, chosen)
             rows = await fetch(self._sql["cancel_unstarted"], ids=ids)
             unstarted = [job_id for job_id, _ in rows]
             resolution = await self._resolve(fetch, [job_id for job_id, has_dependents in rows if has_dependents])
@@ -71,7 +71,7 @@ class PostgresAdmin(SelectionAdmin):
         self, chosen: Chosen, *, force: bool, payload: str | None, from_step: int | None, pace: ReplayRate
     ) -> BulkResult:
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, set[str]]:
-            ids = await self._standing(fetch, chosen)
+            ids = await self._still_matching(fetch, chosen)
             order_of = {job_id: index for index, job_id in enumerate(chosen.ids)}
             ordered = sorted(ids, key=order_of.__getitem__)
             free = await self._with_unique_keys(fetch, ordered, force=force)
@@ -133,7 +133,7 @@ class PostgresAdmin(SelectionAdmin):
 
     async def _delete(self, chosen: Chosen) -> BulkResult:
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, Resolution]:
-            ids = await self._standing(fetch, chosen)
+            ids = await self._still_matching(fetch, chosen)
             rows = await fetch(self._sql["deletable"], ids=ids)
             gone = {job_id: STATES[code] for job_id, code, _ in rows}
             ended = [job_id for job_id, _, has_dependents in rows if has_dependents and gone[job_id] not in TERMINAL]
@@ -152,12 +152,15 @@ class PostgresAdmin(SelectionAdmin):
         return await self._pool.transaction(work, slack=SWEEP_TIME)
 
     async def _choose_matching(
-        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
+        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, uncancelled: bool
     ) -> Chosen:
         asked = frozenset(where.states) & legal if where.states else legal
         if not asked:
             return Chosen([], False, None)
-        values = filter_parameters(where) | {"states": sorted(CODES[state] for state in asked), "unasked": unasked}
+        values = filter_parameters(where) | {
+            "states": sorted(CODES[state] for state in asked),
+            "uncancelled": uncancelled,
+        }
         given = values | {"limit": limit + 1}
         if asked <= UNSUCCESSFUL:
             rows = []
@@ -170,7 +173,7 @@ class PostgresAdmin(SelectionAdmin):
             rows = await self._pool.search(self._sql["choose"], SearchKind.CHANGE, seconds=CHOICE_SECONDS, **given)
         return Chosen([job_id for (job_id,) in rows[:limit]], len(rows) > limit, values)
 
-    async def _standing(self, fetch: Fetch, chosen: Chosen) -> list[str]:
+    async def _still_matching(self, fetch: Fetch, chosen: Chosen) -> list[str]:
         """Locks and returns the ids to try: those that still match, if a filter chose them."""
         ids = sorted(filter(is_id, chosen.ids))
         if chosen.guard is None:

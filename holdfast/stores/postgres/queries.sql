@@ -949,7 +949,7 @@ select id::text, state, has_dependents from holdfast.job where id = any(:ids::uu
 -- name: choose
 -- Oldest first. Operations by filter go through the table in its own order; they are rare and bounded.
 select j.id::text from holdfast.job j
-where (not j.cancelling or not :unasked) and -- include: matching
+where (not j.cancelling or not :uncancelled) and -- include: matching
 order by j.id limit :limit;
 
 -- name: choose_ended
@@ -962,7 +962,7 @@ order by j.state, j.id limit :limit;
 -- name: choose_again
 -- Those of the chosen that the filter still matches, and no other can change before this transaction ends.
 select j.id::text from holdfast.job j
-where j.id = any(:ids::uuid[]) and (not j.cancelling or not :unasked) and -- include: matching
+where j.id = any(:ids::uuid[]) and (not j.cancelling or not :uncancelled) and -- include: matching
 order by j.id for update;
 
 -- own: lock_jobs

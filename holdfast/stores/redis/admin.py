@@ -119,9 +119,9 @@ class RedisAdmin(SelectionAdmin):
         return await self._pool.run_keyed(self._scripts["operate"], *common, *times, version, *jobs)
 
     async def _choose_matching(
-        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
+        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, uncancelled: bool
     ) -> Chosen:
-        jobs = await self._read.find_oldest(where, legal, limit + 1, unasked=unasked)
+        jobs = await self._read.find_oldest(where, legal, limit + 1, uncancelled=uncancelled)
         guards = {job.id: f"{job.state.value} {job.claims}" for job in jobs[:limit]}
         return Chosen(list(guards), len(jobs) > limit, guards)
 

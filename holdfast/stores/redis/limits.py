@@ -153,15 +153,15 @@ class RedisLimits:
         self, *, queue: str | None = None, task: str | None = None, after: str = "", limit: int = 1000
     ) -> Assigned:
         """Walks the index of submissions, some parts a call: ``after`` is a number of submission."""
-        behind, changed, left, looked, scripts, more = int(after or 0), 0, 0, 0, 0, True
-        while more and looked < limit and scripts < _MAX_SCRIPTS:
+        behind, changed, left, examined, scripts, more = int(after or 0), 0, 0, 0, 0, True
+        while more and examined < limit and scripts < _MAX_SCRIPTS:
             jobs, last, more = await self._query.find_open(queue, task, behind)
             scripts += 1
-            if len(jobs) > limit - looked:
-                jobs, more = jobs[: limit - looked], True
+            if len(jobs) > limit - examined:
+                jobs, more = jobs[: limit - examined], True
                 last = jobs[-1][0]
             number, stale = await self._assigner.write_partitions([job.id for _, job in jobs])
-            changed, left, looked, behind = changed + number, left + stale, looked + len(jobs), last
+            changed, left, examined, behind = changed + number, left + stale, examined + len(jobs), last
         self._notifications.notify_done({"queue:*"} if changed else ())
         return Assigned(changed, str(behind) if more else None, left)
 

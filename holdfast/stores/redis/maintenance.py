@@ -58,9 +58,9 @@ class RedisMaintenance:
         ended: list[ExpiredJob] = []
         for _ in range(EXPIRY_ROUNDS):
             size = min(MAX_PER_SCRIPT, limit - len(ended))
-            looked, flat = await self._pool.run(self._scripts["expire"], size)
+            examined, flat = await self._pool.run(self._scripts["expire"], size)
             ended += expired_jobs(flat, self._specs)
-            if looked < size or len(ended) >= limit:
+            if examined < size or len(ended) >= limit:
                 break
         self._notifications.notify_done((), [each.job_id for each in ended])
         return ended
@@ -71,9 +71,9 @@ class RedisMaintenance:
         found: list[Job] = []
         while len(found) < limit:
             size = min(MAX_PER_SCRIPT, limit - len(found))
-            jobs, looked = await self._pool.run(self._scripts["expired_leases"], len(found), size)
+            jobs, examined = await self._pool.run(self._scripts["expired_leases"], len(found), size)
             found += [job for _, job in shown_jobs(jobs, self._specs)]
-            if looked < size:
+            if examined < size:
                 break
         return found
 
@@ -86,9 +86,9 @@ class RedisMaintenance:
             pruned += await self._prune_kept(state, span, limit - pruned)
             while pruned < limit:
                 size = min(MAX_PER_SCRIPT, limit - pruned)
-                number, looked = await self._pool.run(self._scripts["prune"], state, span_us(span), size)
+                number, examined = await self._pool.run(self._scripts["prune"], state, span_us(span), size)
                 pruned += number
-                if not looked:
+                if not examined:
                     break
         await self._pool.run(self._scripts["prune_rest"], min(limit, MAX_PER_SCRIPT), span_us(FORGOTTEN_AFTER))
         for _ in range(_KEPT_ROUNDS):
@@ -101,11 +101,11 @@ class RedisMaintenance:
         """Looks again at some jobs for which others waited that had not ended."""
         pruned, since = 0, b""
         for _ in range(_KEPT_ROUNDS):
-            number, looked, now = await self._pool.run(
+            number, examined, now = await self._pool.run(
                 self._scripts["prune_kept"], state, span_us(span), max(0, limit - pruned), since
             )
             pruned, since = pruned + number, since or now
-            if looked < MAX_PER_SCRIPT:
+            if examined < MAX_PER_SCRIPT:
                 break
         return pruned
 

@@ -152,7 +152,7 @@ class Read:
         return _Search(usual if usual is None or seconds is None else seconds)
 
     async def find_oldest(
-        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
+        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, uncancelled: bool
     ) -> list[Job]:
         """The first jobs that match, in one of these states."""
         asked = frozenset(where.states) & legal if where.states else legal
@@ -165,7 +165,7 @@ class Read:
             return [job for _, job in reversed(few)][:limit]
         found: list[Job] = []
         async for _, jobs in self._scan("oldest", 0, search, where.states):
-            found += [job for _, job in jobs if matches_filter(job, where) and not (unasked and job.cancelling)]
+            found += [job for _, job in jobs if matches_filter(job, where) and not (uncancelled and job.cancelling)]
             if len(found) >= limit:
                 break
         return found[:limit]

@@ -255,17 +255,17 @@ class RedisQueueing:
             return
         lease, since = span_us(request.lease_for), self._unconfirmed_claims.unconfirmed_since(request.worker)
         claimed_now = {job.id for job in claim.jobs}
-        looked, more = 0, since is not None
+        examined, more = 0, since is not None
         try:
             while more:
                 found, others, more = await self._pool.run(
-                    self._scripts["unconfirmed_claims"], request.worker, since or 0, lease, looked
+                    self._scripts["unconfirmed_claims"], request.worker, since or 0, lease, examined
                 )
                 released = [
                     _released(decode_text(job_id), whole_number(claims), request.worker) for job_id, claims in found
                 ]
                 released = [each for each in released if each.job_id not in claimed_now]
-                looked += others + len(found) - len(released)
+                examined += others + len(found) - len(released)
                 if released:
                     await self.settle(released)
         except HoldfastError:

@@ -26,7 +26,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         return await self._opened().writer.call(lambda transaction: self._cancel_in(transaction, chosen))
 
     def _cancel_in(self, transaction: Transaction, chosen: Chosen) -> BulkResult:
-        ids = self._standing(transaction, chosen)
+        ids = self._still_matching(transaction, chosen)
         connection, batch = transaction.connection, as_json(ids)
         values = {"ids": batch, "now": transaction.now_us}
         unstarted = connection.execute(self._sql["cancel_unstarted"], values).fetchall()
@@ -62,7 +62,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         from_step: int | None,
         pace: ReplayRate,
     ) -> BulkResult:
-        ids = self._standing(transaction, chosen)
+        ids = self._still_matching(transaction, chosen)
         connection = transaction.connection
         free = self._with_unique_keys(transaction, ids, force=force)
         # One that is not free leaves its instant unused.
@@ -127,7 +127,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         return await self._opened().writer.call(lambda transaction: self._delete_in(transaction, chosen))
 
     def _delete_in(self, transaction: Transaction, chosen: Chosen) -> BulkResult:
-        ids = self._standing(transaction, chosen)
+        ids = self._still_matching(transaction, chosen)
         rows = transaction.connection.execute(self._sql["deletable"], {"ids": as_json(ids)}).fetchall()
         gone = {job_id: STATES[state] for _, job_id, state, _ in rows}
         unended = [
@@ -140,14 +140,16 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         return self._operated(transaction, ids, gone, chosen.more)
 
     async def _choose_matching(
-        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
+        self, where: JobFilter, legal: frozenset[JobState], limit: int, *, uncancelled: bool
     ) -> Chosen:
         return await self._opened().search(
-            lambda reader: self._choose_in(reader, where, legal, limit, unasked=unasked), where, seconds=CHOICE_SECONDS
+            lambda reader: self._choose_in(reader, where, legal, limit, uncancelled=uncancelled),
+            where,
+            seconds=CHOICE_SECONDS,
         )
 
     def _choose_in(
-        self, reader: sqlite3.Connection, where: JobFilter, legal: frozenset[JobState], limit: int, *, unasked: bool
+        self, reader: sqlite3.Connection, where: JobFilter, legal: frozenset[JobState], limit: int, *, uncancelled: bool
     ) -> Chosen:
         asked = frozenset(where.states) & legal if where.states else legal
         if not asked:
@@ -155,7 +157,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         values = filter_parameters(where) | {
             "states": as_json(sorted(CODES[state] for state in asked)),
             "limit": limit + 1,
-            "unasked": int(unasked),
+            "uncancelled": int(uncancelled),
         }
         if asked <= UNSUCCESSFUL:
             each = [reader.execute(self._sql["choose_ended"], values | {"state": CODES[state]}) for state in asked]
@@ -164,7 +166,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
             ids = [job_id for (job_id,) in reader.execute(self._sql["choose"], values)]
         return Chosen(ids[:limit], len(ids) > limit, values)
 
-    def _standing(self, transaction: Transaction, chosen: Chosen) -> list[str]:
+    def _still_matching(self, transaction: Transaction, chosen: Chosen) -> list[str]:
         """The ids to try. Of those a filter chose, the ones it still matches: others have written since."""
         if chosen.guard is None:
             return chosen.ids

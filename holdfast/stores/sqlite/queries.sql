@@ -728,7 +728,7 @@ select seq, id, state, has_dependents from holdfast_job where id in (select valu
 -- name: choose
 -- Oldest first. Operations by filter go through the table in its own order; they are rare and bounded.
 select j.id from holdfast_job j
-where (j.cancelling = 0 or not :unasked) and -- include: matching
+where (j.cancelling = 0 or not :uncancelled) and -- include: matching
 order by seq limit :limit;
 
 -- name: choose_ended
@@ -740,7 +740,7 @@ order by seq limit :limit;
 -- name: choose_again
 -- Those of the chosen that the filter still matches, now that no other program writes.
 select j.id from json_each(:ids) d cross join holdfast_job j on j.id = d.value
-where (j.cancelling = 0 or not :unasked) and -- include: matching
+where (j.cancelling = 0 or not :uncancelled) and -- include: matching
 order by d.key;
 
 -- name: states_of

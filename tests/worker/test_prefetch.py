@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from holdfast import Holdfast
@@ -121,3 +123,23 @@ async def test_lowered_concurrency_holds_though_jobs_keep_coming(app: Holdfast) 
             phase = f"with {concurrency}"
             await harnessed.advance(0.5)
     assert most == {"before": 20, "between": 20, "with 20": 20, "with 2": 2, "with 5": 5}
+
+
+async def test_runners_that_stay_are_not_replaced(app: Holdfast) -> None:
+    @app.task("short")
+    async def short() -> None:
+        await harnessed.clock.sleep(0.02)
+
+    def runners() -> set[asyncio.Task[object]]:
+        return {task for task in asyncio.all_tasks() if task.get_name() == "holdfast-runner"}
+
+    async with harness(app, concurrency=4, poll="1h") as harnessed:
+        await app.enqueue_many([short.new_job() for _ in range(4)])
+        worker = (await harnessed.start()).worker
+        await harnessed.advance(0.01)
+        worker.shared.apply_settings(Holdfast(app.settings.url, concurrency=2, poll="1h").settings)
+        worker.runner.resize(2)
+        await harnessed.run_until_idle()
+        left = runners()
+        await harnessed.advance(0.1)
+        assert (len(left), runners()) == (2, left)

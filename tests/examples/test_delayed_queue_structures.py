@@ -155,6 +155,18 @@ def test_callback_pushed_by_hand_with_wrong_seconds_ends_dead(delayed: Delayed) 
     assert delayed.claims(HAND) == 1
 
 
+@pytest.mark.rows("D37")
+@pytest.mark.parametrize("written", ["hi", '{"text": 1}', "[1]", "{"])
+def test_payload_written_by_hand_is_shown_as_it_stands(delayed: Delayed, written: str) -> None:
+    with delayed.workers(LEADER), delayed.servers(1) as (server,):
+        delayed.client.hset("delayed-queue:job:" + HAND, "payload", written)
+        delayed.client.lpush("delayed-queue:dueJobs", HAND)
+        until(lambda: delayed.job(HAND).get("pickupTime"), "an attempt")
+        status, document = server.ask(f"/jobs/{HAND}")
+    expected = json.loads(written) if written in ('{"text": 1}', "[1]") else written
+    assert (status, document["payload"]) == (200, expected)
+
+
 # ── moving ────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.rows("D21")
 def test_job_is_due_at_its_exact_instant(delayed: Delayed) -> None:

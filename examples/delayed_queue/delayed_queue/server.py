@@ -21,6 +21,7 @@ from holdfast.core.ids import as_ulid
 from holdfast.core.models import to_datetime, to_microseconds
 from holdfast.core.validation import LAST_INSTANT
 from holdfast.telemetry.logs import configure_logs
+from holdfast.views.documents import raw_json
 from holdfast.web import create_app
 from holdfast.web.messages import ApiRequest, ClientDisconnected, Refusal, answer_to, read_document
 from holdfast.web.server import serve as served
@@ -86,10 +87,13 @@ def _number(field: str, value: object, remedy: str) -> int | float:
 async def show(request: Request) -> Response:
     """GET /jobs/{jobId}: a job as it stands, times as in its hash."""
     job = await api.app.get(request.path_params["job_id"])
+    payload = msgspec.json.decode(raw_json(job.payload))
+    if isinstance(payload, dict):  # else it was pushed into Redis by hand, and is shown as it stands
+        payload = payload.get("payload", payload)
     document = {
         "jobId": as_ulid(job.id),
         "state": job.state,
-        "payload": msgspec.json.decode(job.payload)["payload"],
+        "payload": payload,
         "dueTime": job.run_at_us,
         "pickupTime": job.started_at_us,
         "attempts": job.attempts,

@@ -73,9 +73,9 @@ def test_default_port_is_the_one_in_the_readme(delayed: Delayed) -> None:
     assert "curl -sf localhost:8080/jobs" in README
 
 
-def _refusal(delayed: Delayed, folder: Path, word: str) -> tuple[int, str]:
+def _refusal(delayed: Delayed, folder: Path, *words: str) -> tuple[int, str]:
     """The exit code and the error of a command that is refused."""
-    command = [sys.executable, "-m", "delayed_queue", word]
+    command = [sys.executable, "-m", "delayed_queue", *words]
     environment = delayed.environment(HOLDFAST_URL=f"redis://127.0.0.1:{delayed.free_port()}/0?{QUERY}")
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -89,6 +89,12 @@ def _refusal(delayed: Delayed, folder: Path, word: str) -> tuple[int, str]:
 @pytest.mark.rows("D10")
 def test_stopping_without_a_running_queue_is_refused(delayed: Delayed, tmp_path: Path) -> None:
     assert _refusal(delayed, tmp_path, "stop") == (78, "error: delayed_queue.pid: nothing is running here\n")
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "257"])
+def test_number_of_workers_is_checked(delayed: Delayed, tmp_path: Path, number: str) -> None:
+    code, told = _refusal(delayed, tmp_path, "start", "--workers", number)
+    assert (code, "--workers: give a whole number from 1 to 256" in told) == (2, True)
 
 
 @pytest.mark.rows("D10")

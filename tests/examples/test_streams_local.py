@@ -89,6 +89,13 @@ def test_file_that_is_no_note_is_refused_and_kept(tmp_path: Path, text: str) -> 
     assert note.read_bytes() == text.encode("latin-1")
 
 
+@pytest.mark.parametrize("number", ["0", "-1", "257"])
+def test_number_of_workers_is_checked(tmp_path: Path, number: str) -> None:
+    (tmp_path / "streams.json").write_text("no note", encoding="utf-8")  # else it would start
+    code, told = run_command(tmp_path, "start", "--workers", number)
+    assert (code, "--workers: give a whole number from 1 to 256" in told) == (2, True)
+
+
 @pytest.mark.parametrize("text", ['{"pid": -1, "started": null}', '{"pid": 0, "started": null}', '{"pid": 7}'])
 def test_stop_signals_no_process_of_an_invalid_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """In this process, where `os.kill` does nothing: -1 stands for all processes."""

@@ -19,6 +19,8 @@ def main() -> int:
     serving.add_argument("--exposed", action="store_true", help="serve other hosts, without keys")
     commands.add_parser("submit-jobs", help="submit JOB_COUNT [10] jobs due within TIME_OFFSET_SEC [10] seconds")
     asked = parser.parse_args()
+    if asked.command == "start" and not 1 <= asked.workers <= 256:
+        starting.error("--workers: give a whole number from 1 to 256")
     try:
         return _run(asked)
     except HoldfastError as error:

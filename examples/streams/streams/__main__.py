@@ -40,6 +40,8 @@ def parse_arguments() -> argparse.Namespace:
     migrating = commands.add_parser("migrate", help="create the tables of a service; harmless when they are there")
     migrating.add_argument("service", choices=SERVICES)
     arguments = parser.parse_args()
+    if arguments.command == "start" and not 1 <= arguments.workers <= 256:
+        starting.error("--workers: give a whole number from 1 to 256")
     if arguments.command == "run" and not arguments.words:
         running.error("COMMAND is missing: python -m streams run users holdfast list")
     return arguments

@@ -111,6 +111,18 @@ def test_continuation_runs_once_after_its_whole_group(atlasqueue: Atlasqueue) ->
     assert starts(workers)[callback[0]] == 1
 
 
+@pytest.mark.rows("A51")
+def test_group_whose_member_has_a_taken_key_ends_dead(atlasqueue: Atlasqueue) -> None:
+    from atlasqueue.canvas import group
+
+    app = atlasqueue.app
+    app.sync.enqueue("test.echo", {}, key="mailing-8/0")
+    waiting = app.run_blocking(group(app, [("test.echo", {})] * 2, ("test.echo", {}), key="mailing-8"))
+    with atlasqueue.workers(1):
+        atlasqueue.when(waiting.id, "dead")
+    assert "are missing" in app.sync.get(waiting.id).error
+
+
 def _step(**changed: Any) -> dict[str, Any]:
     step = {"type": "noop", "payload": {}} | changed
     return {name: value for name, value in step.items() if value is not None}

@@ -72,6 +72,8 @@ async def wait_for_group(app: Holdfast, payload: Mapping[str, Any]) -> None:
     if await app.count(JobFilter(tag=tag, states=(JobState.DEAD, JobState.CANCELLED))):
         raise Dead(f"not every job with the tag {tag} can succeed: replay those that are dead, then this one")
     if await app.count(JobFilter(tag=tag, states=(JobState.SUCCEEDED,))) < payload["members"]:
+        if await app.count(JobFilter(tag=tag)) < payload["members"]:
+            raise Dead(f"jobs with the tag {tag} are missing: removed, or their keys stood for other jobs before")
         raise Snooze(LOOK)
 
 

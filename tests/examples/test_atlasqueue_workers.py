@@ -325,7 +325,8 @@ def test_every_variable_maps_to_a_setting() -> None:
     [
         ("REDIS_URL", "redis", "REDIS_URL: 'redis' is not valid; write the URL of a Redis"),
         ("REDIS_URL", "http://h", "REDIS_URL: name a Redis"),
-        ("DLQ_KEY", "atlasqueue:jobs", "DLQ_KEY: it is transport_key too"),
+        ("DLQ_KEY", "atlasqueue:jobs", "DLQ_KEY: it is JOB_QUEUE_KEY too"),
+        ("JOB_QUEUE_KEY", "atlasqueue:dlq", "DLQ_KEY: it is JOB_QUEUE_KEY too"),
         ("WORKER_LEASE_SECONDS", "0", "WORKER_LEASE_SECONDS: '0' is not valid"),
         ("RETRY_BASE_DELAY_SECONDS", "-1", "RETRY_BASE_DELAY_SECONDS: '-1' is not valid"),
         ("LOG_LEVEL", "LOUD", "LOG_LEVEL: 'LOUD' is not valid; write one of DEBUG, INFO"),

@@ -63,6 +63,8 @@ def _by_variables(problem: str) -> str:
     for variable, names in VARIABLES.items():
         for name in names:
             problem = problem.replace(f"argument: {name}:", f"{variable}:")
+    for variable in ("JOB_QUEUE_KEY", "DLQ_KEY"):  # an error of one names the other, too
+        problem = problem.replace(*VARIABLES[variable], variable)
     return problem
 
 

@@ -307,14 +307,6 @@ def test_broken_settings_file_is_named(queue: Queue, content: bytes | None) -> N
     assert "queuectl.json" in called.stderr
 
 
-@pytest.mark.rows("Q30")
-def test_settings_file_that_cannot_be_written_is_named(queue: Queue) -> None:
-    lost = str(queue.folder / "nowhere" / "settings.json")
-    called = call(queue, "--config", lost, "config", "set", "timeout", "5")
-    assert called.exit_code == 78
-    assert called.stderr == f"Error: {lost}: cannot be written: No such file or directory\n"
-
-
 @pytest.mark.rows("Q39")
 @pytest.mark.parametrize(
     ("base", "delays"), [(2, [2, 4, 8]), (3, [3, 9, 27]), (1, [1, 1, 1]), (1.5, [1.5, 2.25, 3.375])]

@@ -1,4 +1,4 @@
-"""Allowed programs, quotas and the sandbox of queuectl's jobs."""
+"""Allowed programs, quotas and the sandbox of queuectl, and the file of its settings."""
 
 from __future__ import annotations
 
@@ -73,3 +73,11 @@ def test_sandboxed_command_cannot_write_outside_its_directory(queue: Queue, tmp_
         error = queue.until("writer", "dead", "completed")["error"]
     assert str(outside) in error
     assert not outside.exists()
+
+
+@pytest.mark.rows("Q30")
+def test_settings_file_that_cannot_be_written_is_named(queue: Queue) -> None:
+    lost = str(queue.folder / "nowhere" / "settings.json")
+    called = call(queue, "--config", lost, "config", "set", "timeout", "5")
+    assert called.exit_code == 78
+    assert called.stderr == f"Error: {lost}: cannot be written: No such file or directory\n"

@@ -406,8 +406,15 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         if isinstance(selection, JobFilter):
             return selection
         check_selection(selection)
-        asked = [selection] if isinstance(selection, str) else selection
-        return [(await self._get(each)).id if str(each).startswith("key:") else canonical_id(each) for each in asked]
+        asked = [selection] if isinstance(selection, str) else [*map(str, selection)]
+        keys = [each for each in asked if each.startswith("key:")]
+        if keys and len(asked) == 1:
+            return [(await self._get(asked[0])).id]
+        store = await self.open_store()
+        found = await store.query.by_keys([key.removeprefix("key:") for key in keys]) if keys else []
+        # The store refuses a key that no job has, as any id that it does not know.
+        ids = {key: key if job is None else job.id for key, job in zip(keys, found, strict=True)}
+        return [ids.get(each) or canonical_id(each) for each in asked]
 
     @requires_loop
     async def pause(self, queue: str) -> None:

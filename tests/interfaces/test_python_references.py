@@ -64,6 +64,15 @@ def test_key_for_a_handle_is_answered_with_what_gives_the_id(app: Holdfast) -> N
     assert app.handle(app.sync.get("key:order-1").id).id == handle.id
 
 
+def test_unknown_key_among_several_is_refused_and_the_others_are_done(app: Holdfast) -> None:
+    first, second = app.sync.enqueue("work", key="order-1"), app.sync.enqueue("work")
+
+    for call, state in ((app.sync.cancel, "cancelled"), (app.sync.replay, "queued"), (app.sync.delete, "queued")):
+        done = call(["key:order-1", "key:gone", second.id, "key:a\0b"])
+        assert done.changed == [(first.id, state), (second.id, state)]
+        assert done.refused == [("key:gone", None), ("key:a\0b", None)]
+
+
 @pytest.mark.parametrize("call", ["find", "count", "cancel", "replay", "delete"])
 def test_dict_in_place_of_a_filter_is_refused(call: str, app: Holdfast) -> None:
     handle = app.sync.enqueue("work", queue="mail")

@@ -135,6 +135,7 @@ def read_answer(answer: httpx.Response) -> Any:
     raise HTTPException(answer.status_code, detail, {"Retry-After": retry_after} if retry_after else None)
 
 
-settings = Settings.load(directory=Path(__file__).parent, environ={}, url="sqlite:///:memory:", api_service="gateway")
+_NO_STORE = "sqlite:///no/store.db"  # the gateway has none: this one cannot be opened
+settings = Settings.load(directory=Path(__file__).parent, environ={}, url=_NO_STORE, api_service="gateway")
 site = create_site(create_app(Holdfast(settings=settings)), "gateway", open_client)
 site.include_router(router)

@@ -1,4 +1,4 @@
-"""How much one script does at most: everybody else waits for it."""
+"""How much one script does at most, for everybody else waits for it, and what it does not write at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 from holdfast.core.clock import ManualClock
 from holdfast.core.models import JobFilter, JobState
 from holdfast.stores.base import Store
-from tests.conformance.support import EventReader, ended, failing, new_job, put, running, take_ids
+from tests.conformance.support import EventReader, ended, ending, failing, new_job, put, running, take, take_ids
 from tests.support.keys import Keys
 
 SECOND = timedelta(seconds=1)
@@ -68,3 +68,22 @@ async def test_new_attempt_event_reads_no_earlier_attempts(store: Store, home: s
 
     keys.client.close()
     assert min(took) < 500, "microseconds, where reading all takes thousands"
+
+
+async def test_empty_pruning_and_known_keys_note_no_change(store: Store, keys: Keys, clock: ManualClock) -> None:
+    """A full server still answers them, and a repair that is under way need not begin again."""
+    await put(store, new_job(key="welcome"))
+    noted = keys.get("changes")
+    clock.advance(60)
+    (again,) = await store.queueing.submit([new_job(key="welcome")])
+    assert not again.created
+    assert await store.maintenance.prune({"succeeded": timedelta(0)}, limit=100) == 0
+    assert keys.get("changes") == noted
+
+
+async def test_keys_of_pruned_jobs_are_freed_in_the_same_call(store: Store, keys: Keys, clock: ManualClock) -> None:
+    await put(store, *[new_job(key=f"order-{number}") for number in range(300)])
+    await store.queueing.settle([ending(job) for job in await take(store, 300)])
+    clock.advance(60)
+    assert await store.maintenance.prune({"succeeded": timedelta(seconds=1)}, limit=500) == 300
+    assert {"keys", "outlived"}.isdisjoint(keys.all())

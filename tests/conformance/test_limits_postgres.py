@@ -16,9 +16,10 @@ from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import Assigned, Limit, LimitChange, LimitTable, LimitValues
 from holdfast.stores.base import Store
 from holdfast.stores.postgres.external_tx import encode_batch
+from holdfast.stores.postgres.limits import assign_partitions
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.limited import limit
-from tests.conformance.support import claim, ending, lose_all, new_job, put, take
+from tests.conformance.support import claim, ending, lose_all, new_job, put, running, settle, take
 
 
 async def limit_queue(store: Store, **values: int) -> None:
@@ -194,3 +195,12 @@ async def test_completion_under_a_limit_of_a_task_notifies_every_queue(store: St
         await link.close()
     topics = [set(each.splitlines()[1:]) for each in received if each.startswith("sql")]
     assert topics == [{"queue:*", "due:*"}, {"queue:b", "due:b"}]
+
+
+async def test_job_that_has_ended_is_not_left_without_its_partition(store: Store) -> None:
+    """A look that counted it would be repeated until the job is pruned."""
+    job = await running(store, payload='{"tenant":1}')
+    await settle(store, job)
+    await limit_queue(store, concurrency=1)
+    limits: Any = store.limits
+    assert await assign_partitions(limits._pool, limits._sql, [job.id]) == (0, [])

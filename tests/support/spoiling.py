@@ -20,6 +20,7 @@ def session(url: str) -> Iterator[psycopg.Connection[Any]]:
     path = f"-c search_path={parse_qs(parts.query)['schema'][0]}"
     with closing(psycopg.connect(parts._replace(query="").geturl(), options=path)) as connection:
         yield connection
+        connection.rollback()  # its locks are gone when this returns; the server notices a closed connection later
 
 
 def spoil(url: str, job_id: str, **changes: Any) -> None:

@@ -35,11 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Enters the mode of a test ahead of its other fixtures: these may start the application."""
-    names: list[str] | None = getattr(item, "fixturenames", None)
-    if names is None or not (_FIXTURES & set(names) or item.get_closest_marker("holdfast")):
+    if not isinstance(item, pytest.Function):
         return
-    others = [name for name in names if name != "holdfast_jobs"]
-    item.fixturenames = ["holdfast_jobs", *others]  # type: ignore[attr-defined]  # a list that other tests may share
+    if _FIXTURES.intersection(item.fixturenames) or item.get_closest_marker("holdfast"):
+        others = [name for name in item.fixturenames if name != "holdfast_jobs"]
+        item.fixturenames = ["holdfast_jobs", *others]  # a new list: other tests may share the old one
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from holdfast.app.handle import (
     check_no_function,
     check_selection,
     checked_filter,
+    find_ids,
 )
 from holdfast.app.in_process import WorkerMethods
 from holdfast.app.overview import OverviewMethods
@@ -407,14 +408,10 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
             return selection
         check_selection(selection)
         asked = [selection] if isinstance(selection, str) else [*map(str, selection)]
-        keys = [each for each in asked if each.startswith("key:")]
-        if keys and len(asked) == 1:
+        if len(asked) == 1 and asked[0].startswith("key:"):
             return [(await self._get(asked[0])).id]
-        store = await self.open_store()
-        found = await store.query.by_keys([key.removeprefix("key:") for key in keys]) if keys else []
         # The store refuses a key that no job has, as any id that it does not know.
-        ids = {key: key if job is None else job.id for key, job in zip(keys, found, strict=True)}
-        return [ids.get(each) or canonical_id(each) for each in asked]
+        return [job_id or key for key, job_id in (await find_ids(await self.open_store(), asked)).items()]
 
     @requires_loop
     async def pause(self, queue: str) -> None:

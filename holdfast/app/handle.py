@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -202,6 +202,7 @@ class BlockingHandle(BlockingView, Generic[R]):
 
 
 # ── references to jobs, and limits ────────────────────────────────────────────────────────────────────────────────────
+_KEYS_AT_ONCE = 10  # keys whose jobs are read together: each may have a large payload
 _YEAR_OF_MINUTES = 525_600
 _MAX_AT_ONCE = 1_000_000  # jobs one operation may take in its one transaction
 _FILTER = 'a JobFilter, such as JobFilter(queue="mail", states=("dead",))'
@@ -216,6 +217,23 @@ def canonical_id(job_id: object) -> str:
             remedy = f"give a job's id: (await app.get({job_id!r})).id"
         raise InvalidId("id", job_id, remedy)
     return canonical
+
+
+async def find_ids(store: Store, references: Sequence[str]) -> dict[str, str | None]:
+    """Returns the id of each reference, even if no job has it; None for a key that no job has."""
+    ids: dict[str, str | None] = {}
+    for each in references:
+        if each.startswith("key:"):
+            ids[each] = None
+        else:
+            job_id = canonical_id(each)
+            ids[job_id] = job_id
+    keys = [each for each in ids if each.startswith("key:")]
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        piece = keys[start : start + _KEYS_AT_ONCE]
+        found = await store.query.by_keys([each.removeprefix("key:") for each in piece])
+        ids |= {each: job.id for each, job in zip(piece, found, strict=True) if job is not None}
+    return ids
 
 
 def checked_filter(where: object) -> JobFilter:

@@ -259,8 +259,8 @@ def _advance(alert: Alert, breach: Breach | None, now_us: int, hold_off: timedel
                 return alert  # its sender may be under way: its receiver hears of the end as well
         return replace(alert, cleared_us=now_us, attempted_us=now_us, attempts=1, is_sent=False, problem="")
     if alert.cleared_us is not None:
-        is_heard_of = alert.is_sent or breach is not None
-        if now_us - alert.cleared_us >= (hold_off if is_heard_of else max(hold_off, _CLEARED_FOR)) // MICROSECOND:
+        longest = hold_off if alert.is_sent or breach is not None else max(hold_off, _CLEARED_FOR)
+        if now_us - alert.cleared_us >= longest // MICROSECOND:
             return None
     pause = min(_LONGEST_PAUSE, SEND_TIME * 2 ** min(alert.attempts - 1, 10))
     if alert.is_sent or now_us - alert.attempted_us < pause // MICROSECOND:

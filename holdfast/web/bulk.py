@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.app import Holdfast
+from holdfast.app.handle import find_ids
 from holdfast.core.errors import Busy, Conflict, Invalid, NotFound, TooBroad, Unavailable
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key, parse_rate
@@ -41,7 +42,6 @@ from holdfast.web.submissions import check_task
 MAX_JOBS = 1000
 """Jobs that one call changes."""
 _MAX_COUNTED = 1_000_000  # jobs that a dry run counts
-_KEYS_AT_ONCE = 10  # keys whose jobs are read together: each may have a large payload
 _MAX_DELAY = int(LONGEST.total_seconds())
 
 
@@ -243,29 +243,14 @@ async def _change_named(
 async def _find_jobs(call: RequestContext, references: Sequence[str]) -> tuple[list[Job], list[tuple[str, None]]]:
     """Returns the jobs that the references name, in queues of the caller, and the references to no such job. Reads no
     payloads: a thousand may exceed the memory."""
-    ids = await _ids(call, references)
-    jobs = await (await call.app.open_store()).query.summaries(list(dict.fromkeys(filter(None, ids.values()))))
-    own = {job.id: job for job in jobs if job is not None and call.caller.allows_queue(job.queue)}
-    return list(own.values()), [(each, None) for each, job_id in ids.items() if job_id not in own]
-
-
-async def _ids(call: RequestContext, references: Sequence[str]) -> dict[str, str | None]:
-    """Returns the id of each reference, even if no job has it; None for a key that no job has."""
-    ids: dict[str, str | None] = {}
     for each in references:
         if each.startswith("key:"):
             check_key(each.removeprefix("key:"), "id")
-            ids[each] = None
-        else:
-            job_id = call.app.handle(each).id
-            ids[job_id] = job_id
     store = await call.app.open_store()
-    keys = [each for each in ids if each.startswith("key:")]
-    for start in range(0, len(keys), _KEYS_AT_ONCE):
-        piece = keys[start : start + _KEYS_AT_ONCE]
-        found = await store.query.by_keys([each.removeprefix("key:") for each in piece])
-        ids |= {each: job.id for each, job in zip(piece, found, strict=True) if job is not None}
-    return ids
+    ids = await find_ids(store, references)
+    jobs = await store.query.summaries(list(dict.fromkeys(filter(None, ids.values()))))
+    own = {job.id: job for job in jobs if job is not None and call.caller.allows_queue(job.queue)}
+    return list(own.values()), [(each, None) for each, job_id in ids.items() if job_id not in own]
 
 
 async def _count_matching(app: Holdfast, pace: PacedCalls, filters: Sequence[JobFilter]) -> BulkAnswer:

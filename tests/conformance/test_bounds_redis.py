@@ -1,4 +1,4 @@
-"""How much one script does at most, for everybody else waits for it, and what it does not write at all."""
+"""Bounds of the work of one script, for which all other clients wait, and writes that a script leaves out."""
 
 from __future__ import annotations
 

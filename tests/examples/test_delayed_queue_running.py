@@ -93,8 +93,8 @@ def test_stopping_without_a_running_queue_is_refused(delayed: Delayed, tmp_path:
 
 @pytest.mark.parametrize("number", ["0", "-1", "257"])
 def test_number_of_workers_is_checked(delayed: Delayed, tmp_path: Path, number: str) -> None:
-    code, told = _refusal(delayed, tmp_path, "start", "--workers", number)
-    assert (code, "--workers: give a whole number from 1 to 256" in told) == (2, True)
+    code, error = _refusal(delayed, tmp_path, "start", "--workers", number)
+    assert (code, "--workers: give a whole number from 1 to 256" in error) == (2, True)
 
 
 @pytest.mark.rows("D10")

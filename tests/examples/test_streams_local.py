@@ -92,8 +92,8 @@ def test_file_that_is_no_note_is_refused_and_kept(tmp_path: Path, text: str) -> 
 @pytest.mark.parametrize("number", ["0", "-1", "257"])
 def test_number_of_workers_is_checked(tmp_path: Path, number: str) -> None:
     (tmp_path / "streams.json").write_text("no note", encoding="utf-8")  # else it would start
-    code, told = run_command(tmp_path, "start", "--workers", number)
-    assert (code, "--workers: give a whole number from 1 to 256" in told) == (2, True)
+    code, error = run_command(tmp_path, "start", "--workers", number)
+    assert (code, "--workers: give a whole number from 1 to 256" in error) == (2, True)
 
 
 @pytest.mark.parametrize("text", ['{"pid": -1, "started": null}', '{"pid": 0, "started": null}', '{"pid": 7}'])

@@ -441,7 +441,7 @@ async def test_a_full_server_lets_workflows_go_on_and_takes_no_new_work(kind: st
             assert await store.limits.take_tokens("api", 1) > 9 * hour
 
             with pytest.raises(Unavailable, match="is full"):
-                await store.workflow.send_signal(Signal("new", "nobody", "1"))
+                await store.workflow.send_signal(Signal("new", "unawaited", "1"))
             with pytest.raises(Unavailable, match="is full"):
                 await store.workflow.start_children(job.lease, [new_job()], job.worker or "")
             assert (await store.workflow.send_signal(Signal("paid", "paid", "2"))).job_id == other.id

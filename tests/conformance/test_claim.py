@@ -391,9 +391,10 @@ async def test_racing_claimers_never_share_a_job(store: Store, opener: Opener) -
 
 
 async def test_a_batch_of_several_hundred_is_one_claim(store: Store) -> None:
-    ids = await put(store, *[new_job() for _ in range(700)])
+    ids = await put(store, *[new_job() for _ in range(713)])
 
     assert await take_ids(store, 500) == ids[:500]
+    assert await take_ids(store, 500) == ids[500:]
 
 
 async def test_a_batch_with_keys_keeps_its_order(store: Store) -> None:

@@ -196,7 +196,6 @@ COLD = {
     **dict.fromkeys(
         (
             "insert_job",
-            "insert_limited_job",
             "insert_single_job",
             "insert_attempt",
             "insert_line",

@@ -256,3 +256,16 @@ async def test_instants_of_a_batch_are_those_of_its_jobs_where_the_store_says_th
     assert [answer.created for answer in answers] == [True, False, True, False]
     assert {answer.stored_at_us for answer in answers if answer.created} <= {clock(), None}
     assert [answers[1].stored_at_us, answers[3].stored_at_us] == [None, None]
+
+
+@pytest.mark.parametrize("place", [0, 40, 80])
+async def test_a_known_job_among_many_new_ones_is_answered_as_known(store: Store, place: int) -> None:
+    known = new_job()
+    await store.queueing.submit([known])
+    jobs = [new_job() for _ in range(80)]
+    jobs.insert(place, known)
+
+    answers = await store.queueing.submit(jobs)
+
+    assert [(answer.job_id, answer.created) for answer in answers] == [(job.id, job is not known) for job in jobs]
+    assert await store.query.count(JobFilter()) == 81

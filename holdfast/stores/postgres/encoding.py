@@ -108,9 +108,11 @@ def shown_line(row: Sequence[Any]) -> LogLine:
 
 def is_one_row(job: NewJob) -> bool:
     """Returns True for a job whose row is all there is to store."""
+    if not job.has_extras:
+        return True
     options = job.options
     is_keyed = job.key is not None or bool(options and (options.tags or options.unique))
-    return not (job.has_extras and (is_keyed or job.has_relations or job.expires))
+    return not (is_keyed or job.has_relations or job.expires)
 
 
 def are_uniform(jobs: Sequence[NewJob]) -> bool:

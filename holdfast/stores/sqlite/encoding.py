@@ -102,12 +102,9 @@ def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
         0 if job.key is None and (options is None or options.unique is None) else 1,
         None if options is None else encode_json(options).decode(),
         now_us if job.has_client_id else 0,
+        job.partition,
+        job.weights,
     )
-
-
-def limited_row(job: NewJob, now_us: int) -> tuple[object, ...]:
-    """The same with partition and weights."""
-    return *job_row(job, now_us), job.partition, job.weights
 
 
 def filter_parameters(where: JobFilter) -> dict[str, object]:

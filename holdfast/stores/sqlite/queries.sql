@@ -54,11 +54,6 @@ count(*) filter (where m.state = 6), count(*) filter (where m.state = 7),
 min(m.created_at)
 
 -- own: insert_job
-insert into holdfast_job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, has_key, options, claims)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-on conflict (id) do nothing;
-
--- own: insert_limited_job
 insert into holdfast_job
     (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, has_key, options, claims, partition, weights)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)

@@ -17,11 +17,11 @@ from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import jobs_of_topics
 from holdfast.stores.sqlite.claiming import SqliteClaimBuilder, read_value
-from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, limited_row, span_us
+from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, span_us
 from holdfast.stores.sqlite.limits import LimitedClaim, LimitedFamily
 from holdfast.stores.sqlite.maintenance import end_expired, resolve_in, submit_in
 from holdfast.stores.sqlite.query import Reads
-from holdfast.stores.sqlite.submission import extra_rows, has_relations, is_one_row
+from holdfast.stores.sqlite.submission import extra_rows, has_relations, insert_rows, is_one_row
 from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
@@ -73,13 +73,8 @@ class SqliteQueueing(LimitedFamily):
         now_us = transaction.now_us
         try:
             with transaction.savepoint():
-                if any(job.partition is not None for job in others):
-                    rows = [limited_row(job, now_us) for job in jobs]
-                    inserted = connection.executemany(self._sql["insert_limited_job"], rows)
-                else:
-                    rows = [job_row(job, now_us) for job in jobs]
-                    inserted = connection.executemany(self._sql["insert_job"], rows)
-                if inserted.rowcount != len(jobs):
+                rows = [job_row(job, now_us) for job in jobs]
+                if insert_rows(connection, self._sql["insert_job"], rows) != len(jobs):
                     raise _RowCountMismatch
                 for name, rows in extra_rows(others, now_us):
                     connection.executemany(self._sql[name], rows)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import sqlite3
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
@@ -18,9 +22,10 @@ from holdfast.stores.sqlite.dependencies import (
     check_dependencies,
     check_members,
 )
-from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, expiry_us, limited_row, options_text, run_at_us, span_us
+from holdfast.stores.sqlite.encoding import INLINE_PAYLOAD, expiry_us, job_row, options_text, run_at_us, span_us
 
 _IN_ANY_STATE = 255  # bits of every state
+_INSERTED_TOGETHER = 25  # rows of one statement, for which SQLite opens the table's indexes once
 NOT_STARTED_STATES = sum(1 << CODES[state] for state in EDITABLE)
 _REPLACEABLE = NOT_STARTED_STATES - (1 << CODES[JobState.WAITING])
 
@@ -66,7 +71,7 @@ def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> Stat
             on_conflict = "keep" if job.after else job.unique.on_conflict  # a job that waits has no time to give
             changed = yield from _apply_conflict(statements, job, on_conflict, holder, now_us)
             return Submitted(holder, False, changed=changed)
-    inserted = yield Statement(statements["insert_single_job"], limited_row(job, now_us))
+    inserted = yield Statement(statements["insert_single_job"], job_row(job, now_us))
     for name, rows in extra_rows([job], now_us):
         for each in rows:
             yield Statement(statements[name], each)
@@ -168,6 +173,21 @@ def extra_rows(jobs: Sequence[NewJob], now_us: int) -> list[tuple[str, list[tupl
         ("add_partition", [*partitions]),
     )
     return [(name, rows) for name, rows in named if rows]
+
+
+def insert_rows(connection: sqlite3.Connection, statement: str, rows: Sequence[tuple[object, ...]]) -> int:
+    """Inserts rows by the statement that inserts one; returns how many were not there yet."""
+    single = len(rows) % _INSERTED_TOGETHER
+    inserted = connection.executemany(statement, rows[:single]).rowcount
+    for start in range(single, len(rows), _INSERTED_TOGETHER):
+        values = tuple(chain.from_iterable(rows[start : start + _INSERTED_TOGETHER]))
+        inserted += connection.execute(_insert_of_several(statement), values).rowcount
+    return inserted
+
+
+@functools.cache
+def _insert_of_several(statement: str) -> str:
+    return re.sub(r"values (\(.+\))", lambda found: f"values {', '.join([found[1]] * _INSERTED_TOGETHER)}", statement)
 
 
 def is_one_row(job: NewJob) -> bool:

@@ -10,6 +10,7 @@ from typing import cast
 import asyncpg
 import pytest
 
+from holdfast.core.dependencies import Dependency
 from holdfast.core.models import JobState
 from holdfast.core.unique import Unique
 from holdfast.stores.base import Store
@@ -39,6 +40,26 @@ async def changing(store: Store, job_id: str, change: str) -> AsyncIterator[asyn
             yield link
     finally:
         await link.close()
+
+
+BEHIND = """select count(*) from pg_stat_activity where wait_event_type = 'Lock' and pg_blocking_pids(pid) &&
+    array(select pid from pg_stat_activity where $1 = any(pg_blocking_pids(pid)))"""
+
+
+@pytest.mark.parametrize("during", ["unstarted", "active"])
+async def test_submission_beside_a_replay_is_decided_after_it(store: Store, during: str) -> None:
+    first = await submit(store, policy(during, "keep"), '{"n":1}')
+    (waiter,) = await store.queueing.submit([new_job(after=(Dependency(first.job_id),))])
+    await store.admin.cancel([first.job_id])
+    async with changing(store, waiter.job_id, "rank = 1") as link:
+        replay = asyncio.create_task(store.admin.replay([first.job_id]))
+        while not await link.fetchval(WAITING, link.get_server_pid()):  # noqa: ASYNC110 - no event tells of this
+            await asyncio.sleep(0.01)
+        second = asyncio.create_task(submit(store, policy(during, "keep"), '{"n":2}'))
+        while not (second.done() or await link.fetchval(BEHIND, link.get_server_pid())):
+            await asyncio.sleep(0.01)
+    assert [job_id for job_id, _ in (await replay).changed] == [first.job_id]
+    assert await second == Submitted(first.job_id, False)
 
 
 @pytest.mark.parametrize("during", ["unstarted", "active"])

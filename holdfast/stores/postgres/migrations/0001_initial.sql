@@ -230,33 +230,40 @@ from holdfast.job;
 -- the job that has it. Two transactions with one key meet at the primary key: the second insert waits for the first to end.
 -- Under READ COMMITTED each statement of a function has a new snapshot, so the select behind it sees the job of the first.
 -- If `add_job` may change the holder, its row is locked first: a concurrent claim of it ends before its state is read.
+-- The key of an ended job is locked before another takes it, and before a replay of that job: the one that comes second looks again.
 create function holdfast.take_unique(new_id uuid, unique_key json, now_us bigint) returns uuid
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     key_text text := unique_key ->> 'key';
     holder uuid;
     holder_keep_until bigint;
+    is_locked boolean := false;
 begin
     loop
         insert into holdfast.key as k (key, job_id, keep_until)
         values (key_text, new_id, now_us + (unique_key ->> 'window_us')::bigint)
         on conflict do nothing;
+        exit when found;
         select k.job_id, coalesce(k.keep_until, 0) into holder, holder_keep_until from holdfast.key k where k.key = key_text;
         continue when holder is null; -- freed just now
-        exit when holder = new_id;
+        exit when holder = new_id and is_locked;
         if unique_key ->> 'during' is not null and unique_key ->> 'on_conflict' in ('replace', 'reschedule') then
             perform from holdfast.job j where j.id = holder and j.state + 0 in (0, 1, 3) for no key update;
         end if;
-        if holder_keep_until > now_us or exists (
+        if holder <> new_id and (holder_keep_until > now_us or exists (
             select from holdfast.job j
             where j.id = holder and (unique_key ->> 'during' is not null and j.state in (0, 1, 3, 4)
                 or unique_key ->> 'during' = 'active' and j.state = 2)
-        ) then
+        )) then
             return holder;
         end if;
-        update holdfast.key k set job_id = new_id, keep_until = now_us + (unique_key ->> 'window_us')::bigint
-        where k.key = key_text and k.job_id = holder;
-        exit when found; -- else another transaction was quicker
+        if is_locked then
+            update holdfast.key k set job_id = new_id, keep_until = now_us + (unique_key ->> 'window_us')::bigint
+            where k.key = key_text;
+            exit;
+        end if;
+        perform from holdfast.key k where k.key = key_text for no key update;
+        is_locked := found;
     end loop;
     return new_id;
 end

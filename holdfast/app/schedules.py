@@ -119,7 +119,8 @@ def draft_schedule(name: str, job: NewJob, options: ScheduleOptions, *, owner: s
 def _check_template(job: object) -> None:
     if not isinstance(job, NewJob):
         raise Invalid("job", job, "give a drafted job: task.new_job(…), or app.draft_job(name, payload)")
-    for field, given in (("delay", job.delay), ("run_at", job.run_at_us), ("key", job.key)):
+    times = {"delay": job.delay, "run_at": job.run_at_us, "after": job.after or None}
+    for field, given in (times | {"key": job.key, "batch": job.batch}).items():
         if given is not None:
             raise Invalid(field, given, f"leave {field} out of a scheduled job: the schedule decides when it runs")
     if job.expires_at_us is not None:

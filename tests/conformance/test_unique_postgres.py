@@ -56,7 +56,7 @@ async def test_submission_beside_a_replay_is_decided_after_it(store: Store, duri
         while not await link.fetchval(WAITING, link.get_server_pid()):  # noqa: ASYNC110 - no event tells of this
             await asyncio.sleep(0.01)
         second = asyncio.create_task(submit(store, policy(during, "keep"), '{"n":2}'))
-        while not (second.done() or await link.fetchval(BEHIND, link.get_server_pid())):
+        while not (second.done() or await link.fetchval(BEHIND, link.get_server_pid())):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
     assert [job_id for job_id, _ in (await replay).changed] == [first.job_id]
     assert await second == Submitted(first.job_id, False)

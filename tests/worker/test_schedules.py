@@ -404,9 +404,13 @@ async def test_bad_schedules_are_refused_with_the_field(app: Holdfast) -> None:
             with pytest.raises(Invalid) as refused:
                 await app.schedules.add("s", tick.new_job(), **options)
             assert refused.value.field == field, options
-        for job in (tick.options(delay=5).new_job(), tick.options(key="k").new_job()):
-            with pytest.raises(Invalid, match="scheduled job"):
-                await app.schedules.add("s", job, every=60)
+        first = await tick.enqueue()
+        batch = await app.enqueue_batch([tick.new_job()])
+        unfit: list[dict[str, Any]] = [{"delay": 5}, {"key": "k"}, {"after": first}, {"batch": batch}]
+        for given in unfit:
+            with pytest.raises(Invalid, match="scheduled job") as refused:
+                await app.schedules.add("s", tick.options(**given).new_job(), every=60)
+            assert [refused.value.field] == list(given)
         with pytest.raises(Invalid):
             await app.schedules.add("No Good Name", tick.new_job(), every=60)
         for call in (app.schedules.get, app.schedules.pause, app.schedules.remove, app.schedules.run):

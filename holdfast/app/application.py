@@ -31,7 +31,7 @@ from holdfast.app.tagged_jobs import EndedJob, TaggedJobMethods
 from holdfast.app.workflows import WorkflowMethods
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.encryption import Codec, check_key_id, check_readable
-from holdfast.core.errors import ForkedConnection, Invalid, NotFound
+from holdfast.core.errors import ForkedConnection, Invalid, missing_job
 from holdfast.core.events import Events
 from holdfast.core.fault_points import check_environment
 from holdfast.core.job_logs import LogPage
@@ -317,8 +317,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         else:
             job = await store.query.get(canonical_id(job_id))
         if job is None:
-            reasons = "it was deleted, or its transaction has not committed (or was rolled back)"
-            raise NotFound(f"there is no job {job_id}: {reasons}")
+            raise missing_job(job_id)
         return job
 
     @requires_loop

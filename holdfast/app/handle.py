@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.clock import Clock
 from holdfast.core.encryption import Codec, decrypt_text, is_encrypted, result_context
-from holdfast.core.errors import Invalid, InvalidId, NotFound, ResultTimeout
+from holdfast.core.errors import Invalid, InvalidId, NotFound, ResultTimeout, missing_job
 from holdfast.core.ids import parse_id
 from holdfast.core.lifecycle import describe_outlook, failure_of
 from holdfast.core.models import BulkResult, Job, JobFilter, JobState, NewJob, Submitted
@@ -278,7 +278,7 @@ def refused_state(operated: BulkResult) -> JobState:
     """The state that refused an operation on one job; raises `NotFound` where there is no job."""
     job_id, state = operated.refused[0]
     if state is None:
-        raise NotFound(f"there is no job {job_id}")
+        raise missing_job(job_id)
     return state
 
 

@@ -101,6 +101,13 @@ class NotFound(HoldfastError):
     code = "not_found"
 
 
+def missing_job(reference: str) -> NotFound:
+    """Returns the error for a job that is not there, or not for this caller: the text is the same."""
+    return NotFound(
+        f"there is no job {reference}: it was deleted, or its transaction has not committed (or was rolled back)"
+    )
+
+
 class InvalidId(Invalid, NotFound):
     """Text that is no job's id. It is also a `NotFound`, since no job can have it."""
 

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.app import Holdfast
-from holdfast.app.handle import find_ids
-from holdfast.core.errors import Busy, Conflict, Invalid, NotFound, TooBroad, Unavailable
+from holdfast.app.handle import find_ids, refused_state
+from holdfast.core.errors import Busy, Conflict, Invalid, TooBroad, Unavailable
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key, parse_rate
 from holdfast.stores.common.requests import CHOICE_SECONDS
@@ -192,9 +192,7 @@ async def delete_one(call: RequestContext) -> ApiResponse:
     job = await find_job(call, call.path["job_id"])
     operated = await call.app.delete(job.id)
     if not operated.changed:
-        state = operated.refused[0][1]
-        if state is None:
-            raise NotFound(f"there is no job {job.id}")
+        refused_state(operated)  # raises NotFound if it is gone
         raise Conflict(f"job {job.id} cannot be deleted: {DELETE.advice}")
     call.changed.append(job.id)
     return ApiResponse(204)

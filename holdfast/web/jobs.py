@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from holdfast.app.workflows import saved_values
 from holdfast.core.clock import wait_first
-from holdfast.core.errors import Busy, NotFound, TooBroad
+from holdfast.core.errors import Busy, TooBroad, missing_job
 from holdfast.core.job_logs import NewLine, Record
 from holdfast.core.models import TERMINAL, Job, JobFilter, JobState, Lease
 from holdfast.core.steps import MAX_STEPS, Progress
@@ -118,7 +118,7 @@ async def find_job(call: RequestContext, reference: str, wait: float = 0) -> Job
         check_key(reference.removeprefix("key:"), "id")
     job = await call.app.get(reference)
     if not call.caller.allows_queue(job.queue):
-        raise NotFound(f"there is no job {reference}")
+        raise missing_job(reference)
     if wait and job.state not in TERMINAL:
         with call.wait_limiter.limit_wait(call.caller):
             return await _ended(call, job, wait)
@@ -159,7 +159,7 @@ async def _ended(call: RequestContext, job: Job, timeout: float) -> Job:
                 raise unauthorized_refusal()
             job = await call.app.get(job.id)
             if not call.caller.allows_queue(job.queue):
-                raise NotFound(f"there is no job {job.id}")
+                raise missing_job(job.id)
     finally:
         ended.cancel()
     return job

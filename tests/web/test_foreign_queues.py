@@ -84,15 +84,14 @@ def test_own_job_is_not_moved_to_a_queue_of_others(two: Two) -> None:
 
 
 def test_a_job_of_another_queue_is_not_there(two: Two) -> None:
-    for reference in (two.foreign, "key:vault-key"):
-        for operation in OPERATIONS:
-            if not operation.path.startswith("/v1/jobs/{job_id}"):
-                continue
-            path = operation.path.replace("{job_id}", reference)
-            body = {} if operation.method in ("POST", "PATCH") else None
-            problem = refused(two.ask(operation.method, path, body), 404, "not_found")
-            unknown = two.ask(operation.method, operation.path.replace("{job_id}", UNKNOWN_ID), body).json()
-            assert problem.keys() == unknown.keys()
+    paths = [(each.method, each.path.replace("{queue}", "mail")) for each in OPERATIONS if "{job_id}" in each.path]
+    for foreign, missing in ((two.foreign, UNKNOWN_ID), ("key:vault-key", "key:no-key")):
+        for method, path in [*paths, ("GET", "/v1/jobs/{job_id}?wait=1")]:
+            body = {} if method in ("POST", "PATCH") else None
+            named = {each: two.ask(method, path.replace("{job_id}", each), body) for each in (foreign, missing)}
+            problem, unknown = (refused(answer, 404, "not_found") for answer in named.values())
+            assert problem.pop("request_id") != unknown.pop("request_id")
+            assert problem == {**unknown, "detail": unknown["detail"].replace(missing, foreign)}, path
     assert two.ask("GET", f"/v1/jobs/{two.own}").status_code == 200
     assert ask(two.api, two.admin, "GET", f"/v1/jobs/{two.foreign}").json()["payload"] == {"secret": SECRET}
 

@@ -170,7 +170,7 @@ class Api:
                 self.app,
                 OPERATIONS,
                 self._authenticator,
-                self.make_context,
+                self.open_operation,
                 self.run_operation,
                 is_local=self._local_console,
                 find_user=self._console_user,
@@ -180,35 +180,52 @@ class Api:
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     async def _respond(self, request: ApiRequest, operation: Operation, path: Mapping[str, str]) -> ApiResponse:
         request.template = operation.path
-        call = self.authorize_call(request, operation.name, operation.scope, operation.group, path)
+        caller, is_still_authorized = self._identify_caller(request, operation.scope, operation.group)
+        call = self.open_operation(request, caller, is_still_authorized, path, operation)
         return await self.run_operation(call, operation, lambda: self._read(call, operation))
 
     async def run_operation(
         self, call: RequestContext, operation: Operation, read_input: Callable[[], Awaitable[None]]
     ) -> ApiResponse:
         """Runs an authorized operation. ``read_input`` sets the query and the body of the call."""
-        if operation.method == "GET" or operation.quiet:
+        if not operation.is_recorded:
             await read_input()
             return await operation.handler(call)
         return await self._run_audited(call, operation, read_input)
 
-    def authorize_call(
+    def authorize_call(self, request: ApiRequest, name: str, scope: KeyScope | None) -> RequestContext:
+        """Returns the context of an operation with this name; raises Refusal if the caller lacks the scope."""
+        caller, is_still_authorized = self._identify_caller(request, scope)
+        self._authenticator.check_scope(request, caller, name, scope)
+        return self._make_context(request, caller, is_still_authorized, {})
+
+    def _identify_caller(
+        self, request: ApiRequest, scope: KeyScope | None, group: str = ""
+    ) -> tuple[Principal, Callable[[], bool]]:
+        caller = self._authenticator.identify_caller(request, scope, group)
+        return caller, functools.partial(self._authenticator.is_still_authorized, request, caller)
+
+    def open_operation(
         self,
         request: ApiRequest,
-        name: str,
-        scope: KeyScope | None,
-        group: str = "",
-        path: Mapping[str, str] | None = None,
+        caller: Principal,
+        is_still_authorized: Callable[[], bool],
+        path: Mapping[str, str],
+        operation: Operation,
     ) -> RequestContext:
-        """Returns the context of an operation with this name; raises Refusal if the caller lacks the scope."""
-        caller = self._authenticator.authorize_operation(request, name, scope, group)
-        is_still_authorized = functools.partial(self._authenticator.is_still_authorized, request, caller)
-        return self.make_context(request, caller, is_still_authorized, path or {})
+        """Returns the context of an operation; raises Refusal, which is recorded, if the caller lacks its scope."""
+        call = self._make_context(request, caller, is_still_authorized, path)
+        try:
+            self._authenticator.check_scope(request, caller, operation.name, operation.scope)
+        except Refusal as refusal:
+            if operation.is_recorded:
+                self._audit.record_refusal(call, operation, refusal)
+            raise
+        return call
 
-    def make_context(
+    def _make_context(
         self, request: ApiRequest, caller: Principal, is_still_authorized: Callable[[], bool], path: Mapping[str, str]
     ) -> RequestContext:
-        """Returns the context of an operation for a principal that is authorized."""
         return RequestContext(
             app=self.app,
             caller=caller,

@@ -74,14 +74,12 @@ class Authenticator:
             remedy = "call it by its address, or name this host in allowed_hosts"
             raise Refusal(421, "unknown_host", f"this API is not called {quote_value(given.decode('latin-1'))}", remedy)
 
-    def authorize_operation(self, request: ApiRequest, name: str, scope: KeyScope | None, group: str = "") -> Principal:
-        """Returns the principal of an operation that needs this scope; raises Refusal if it is not allowed."""
+    def identify_caller(self, request: ApiRequest, scope: KeyScope | None, group: str) -> Principal:
+        """Returns the principal of an operation; raises Refusal if it needs a scope and the key is not good."""
         self._origins.check_origin(request)
         if self._keyring is None or scope is None or (self._metrics_open and group == METRICS):
             return Principal(address=request.client)
-        caller = self.admit_key(request, *self.identify_key(request, _presented_key(request)))
-        self.check_scope(request, caller, name, scope)
-        return caller
+        return self.admit_key(request, *self.identify_key(request, _presented_key(request)))
 
     @property
     def has_keys(self) -> bool:
@@ -109,9 +107,9 @@ class Authenticator:
             _take(self._by_key, key_id, request)
         return Principal(key=key_id, scopes=frozenset(key.scopes), queues=key.queues, address=request.client)
 
-    def check_scope(self, request: ApiRequest, caller: Principal, name: str, scope: KeyScope) -> None:
+    def check_scope(self, request: ApiRequest, caller: Principal, name: str, scope: KeyScope | None) -> None:
         """Refuses a principal without the scope of an operation."""
-        if caller.has_scope(scope):
+        if scope is None or caller.has_scope(scope):
             return
         self._emit_refused(request, caller.name, f"{name} needs the scope {scope}")
         header = (b"www-authenticate", f'Bearer error="insufficient_scope", scope="{scope}"'.encode())

@@ -117,6 +117,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     answers: Mapping[int, ResponseSpec]
     refusals: tuple[int, ...] = ()
 
+    @property
+    def is_recorded(self) -> bool:
+        """Returns True if calls have audit records: they may change something."""
+        return self.method != "GET" and not self.quiet
+
 
 HOT_PATHS = (
     "/v1/claims",

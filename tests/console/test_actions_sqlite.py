@@ -293,3 +293,17 @@ def test_action_is_recorded_with_its_key(home: str, keys: Keys, tmp_path: Path) 
     assert [each["step"] for each in found] == ["asked", "done"]
     assert {each["who"] for each in found} == {id_of(keys.spare)}
     assert found[1]["ids"] == [job_id]
+
+
+@pytest.mark.parametrize("path", ["/queues/mail/pause", "/jobs/key:x/edit"])
+def test_action_without_the_scope_is_recorded_as_refused(home: str, keys: Keys, tmp_path: Path, path: str) -> None:
+    file = tmp_path / "audit.jsonl"
+    reader = keys.make("read")
+    with Api(home, keys_file=str(keys.path), audit_file=str(file)) as api:
+        visitor, operator = Visitor(api), Visitor(api)
+        visitor.sign_in(reader)
+        operator.sign_in(keys.spare)
+        assert visitor.send(path, {}, token=visitor.token_of_sign_out()).status_code == 403
+        assert operator.send("/queues/mail/resume").status_code == 303  # what waits for no file is in it by now
+    entries = [json.loads(line)["entry"] for line in file.read_text().splitlines()]
+    assert [(each["step"], each["who"]) for each in entries[:-2]] == [("refused", id_of(reader))]

@@ -225,15 +225,19 @@ def test_stop_request_is_recorded_when_one_worker_is_missing(audited: Audited) -
     assert (stopping["code"], stopping["ids"], stopping["count"]) == ("not_found", [there], 1)
 
 
-def test_refused_caller_is_reported_and_writes_no_entry(audited: Audited) -> None:
+def test_refused_caller_is_reported_and_recorded_if_its_key_is_good(audited: Audited) -> None:
     reader = audited.keys.make("read")
     refused(ask(audited.api, None, "POST", "/v1/jobs", {}), 401, "unauthorized")
     refused(ask(audited.api, reader, "POST", "/v1/jobs", {}), 403, "forbidden")
-    assert [(event.who, event.problem) for event in audited.events_seen] == [
+    refused(ask(audited.api, reader, "POST", "/v1/claims/extend", {}), 403, "forbidden")
+    audited.ask("POST", "/v1/queues/default/resume")  # what waits for no file is in it by now
+    assert [(event.who, event.problem) for event in audited.events_seen if isinstance(event, KeyRefused)] == [
         ("anonymous", "no key was shown"),
         (id_of(reader), "submit_job needs the scope submit"),
+        (id_of(reader), "extend_leases needs the scope work"),
     ]
-    assert audited.file.read_bytes() == b""
+    steps = [(each["step"], each["who"], each["operation"], each.get("code")) for each in audited.entries]
+    assert steps[:-2] == [("refused", id_of(reader), "submit_job", "forbidden")]
 
 
 @pytest.mark.parametrize("trouble", ["folder", "no audit file", "locked"])

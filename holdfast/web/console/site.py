@@ -41,7 +41,7 @@ from holdfast.web.console.rendering import asset_response, html_response
 from holdfast.web.console.sessions import BrowserSession, Sessions, expired_cookie
 from holdfast.web.console.visit import (
     ConsoleParts,
-    ContextMaker,
+    OperationOpener,
     OperationRunner,
     PageRoute,
     Visit,
@@ -96,7 +96,7 @@ ROUTES = (
 class Console:
     """The console of one ``Api``.
 
-    ``make_context`` and ``run_operation``: of the API, so that pages have its checks and its audit records.
+    ``open_operation`` and ``run_operation``: of the API, so that pages have its checks and its audit records.
     ``is_local``: it may be used without keys, as no other host reaches it. ``find_user``: finds the person whom the
     application around it has signed in.
     """
@@ -106,7 +106,7 @@ class Console:
         app: Holdfast,
         operations: Sequence[Operation],
         authenticator: Authenticator,
-        make_context: ContextMaker,
+        open_operation: OperationOpener,
         run_operation: OperationRunner,
         *,
         is_local: bool,
@@ -117,7 +117,6 @@ class Console:
         self.sessions = Sessions(authenticator, None if keys_file is None else Path(keys_file))
         self._parts = ConsoleParts(
             app=app,
-            authenticator=authenticator,
             sessions=self.sessions,
             queues=CachedRead(app, read_queues),
             running=CachedRead(app, read_running_jobs),
@@ -126,7 +125,7 @@ class Console:
             charts={span: _chart_cache(app, span) for span in SPANS},
             refreshes=SharedRefreshes(app),
             operations={each.name: each for each in operations},
-            make_context=make_context,
+            open_operation=open_operation,
             run_operation=run_operation,
         )
         self._body_timeout = app.settings.body_timeout.total_seconds()

@@ -12,7 +12,6 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import Invalid, NotFound
 from holdfast.core.models import QueueInfo
 from holdfast.tasks.codec import RawText, decode_json
-from holdfast.web.authentication import Authenticator
 from holdfast.web.console import ROOT
 from holdfast.web.console.cached import CachedRead, FailedJobs, RunningJobs, SharedRefreshes
 from holdfast.web.console.charts import HistoryCharts
@@ -56,7 +55,7 @@ NOTICES = {
 """Texts that a redirect may name: the address carries a name that the session has signed."""
 
 
-ContextMaker = Callable[[ApiRequest, Principal, Callable[[], bool], Mapping[str, str]], RequestContext]
+OperationOpener = Callable[[ApiRequest, Principal, Callable[[], bool], Mapping[str, str], Operation], RequestContext]
 OperationRunner = Callable[[RequestContext, Operation, Callable[[], Awaitable[None]]], Awaitable[ApiResponse]]
 
 
@@ -64,7 +63,6 @@ class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the API that pages use."""
 
     app: Holdfast
-    authenticator: Authenticator
     sessions: Sessions
     queues: CachedRead[Sequence[QueueInfo]]
     running: CachedRead[RunningJobs]
@@ -73,7 +71,7 @@ class ConsoleParts(msgspec.Struct, frozen=True, kw_only=True):
     charts: Mapping[str, CachedRead[HistoryCharts]]
     refreshes: SharedRefreshes
     operations: Mapping[str, Operation]
-    make_context: ContextMaker
+    open_operation: OperationOpener
     run_operation: OperationRunner
 
     def shows_faults(self, caller: Principal) -> bool:
@@ -154,11 +152,9 @@ class Visit:
 
     def make_context(self, name: str, path: Mapping[str, str]) -> RequestContext:
         """Returns the context of an operation; raises Refusal if the principal lacks its scope."""
-        operation = self.console.operations[name]
-        if operation.scope is not None:
-            self.console.authenticator.check_scope(self.request, self.caller, name, operation.scope)
-        return self.console.make_context(
-            self.request, self.caller, lambda: self.console.sessions.is_valid(self.session), path
+        console = self.console
+        return console.open_operation(
+            self.request, self.caller, lambda: console.sessions.is_valid(self.session), path, console.operations[name]
         )
 
     # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -30,7 +30,7 @@ from holdfast.web.fields import (
 )
 from holdfast.web.messages import ApiResponse, Refusal, json_response
 from holdfast.web.routing import Handler, Operation, RequestContext, ResponseSpec
-from holdfast.web.submissions import SUBMISSION, SubmittedJob, check_task, read_back
+from holdfast.web.submissions import SUBMISSION, SubmittedJob, check_task, id_taken, read_back
 
 _NAME = ValueType({"type": "string", "pattern": NAME_PATTERN}, lambda value, field: check_name(field, value))
 _SPAN = ValueType({"type": ["number", "string"], "minimum": 0, "maxLength": 40}, any_value)
@@ -179,9 +179,12 @@ async def run_schedule(call: RequestContext) -> ApiResponse:
     schedule = await _named(call)
     _check_may_submit(call, schedule.job.queue, schedule.job.task)
     handle = await call.app.schedules.run(schedule.name)
-    call.changed.append(handle.id)
-    document = call.visible_job(await read_back(call.app, handle))
-    return json_response(201, SubmittedJob(**msgspec.structs.asdict(document)))
+    call.changed += [handle.id] if handle.created else []
+    job = await read_back(call.app, handle)
+    if not call.caller.allows_queue(job.queue):  # it holds the unique key, in a queue of others
+        raise id_taken()
+    answer = SubmittedJob(**msgspec.structs.asdict(call.visible_job(job)))
+    return json_response(201 if handle.created else 200, answer)
 
 
 async def backfill_schedule(call: RequestContext) -> ApiResponse:
@@ -275,7 +278,11 @@ OPERATIONS = (
         "Submit a job of the schedule now",
         run_schedule,
         doc="Beside its times, also while it is paused. Needs the scope `submit` too.",
-        answers={201: ResponseSpec(SubmittedJob, "The job was stored.", JOB)},
+        answers={
+            201: ResponseSpec(SubmittedJob, "The job was stored.", JOB),
+            200: ResponseSpec(SubmittedJob, "This job has the unique key already; none was stored.", JOB),
+        },
+        refusals=(409,),
     ),
     _operation(
         "backfill_schedule",

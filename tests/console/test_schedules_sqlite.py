@@ -54,6 +54,16 @@ def test_schedule_is_paused_resumed_and_run(open_api: Api, visitor: Visitor, wor
     assert "The schedule has submitted this job." in visitor.open_page(visitor.landed)
 
 
+def test_run_that_submits_nothing_says_so(open_api: Api, visitor: Visitor) -> None:
+    job = {"task": "work", "payload": {}, "unique": {"during": "active"}}
+    open_api.post("/v1/schedules", {**job, "name": "only", "cron": "0 3 * * *"}, 201)
+    first = visitor.act("/schedules/only/run")
+    again = visitor.act("/schedules/only/run")
+    assert (first, again) == (f"{first.partition('?')[0]}?notice=submitted", first.replace("=sub", "=unsub"))
+    page = visitor.open_page(visitor.landed)
+    assert ("Nothing was submitted" in page, "has submitted this job" in page) == (True, False)
+
+
 def test_next_runs_are_in_the_zone_of_the_schedule(visitor: Visitor, world: World) -> None:
     page = visitor.open_page("/schedules")
     assert len(re.findall(r"\d{4}-\d\d-\d\d 03:00", page)) == 3

@@ -99,6 +99,22 @@ def test_run_submits_a_job_now(api: Api) -> None:
     assert api.get("/v1/jobs", tag="schedule:nightly")["jobs"][0]["id"] == job["id"]
 
 
+def test_run_that_a_unique_key_holds_back_answers_with_the_job_that_has_it(home: str, tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    mail = keys.make("read", "operate", "submit", queues=("mail",))
+    unique = {"unique": {"during": "active", "by": ["args"]}}
+    with Api(home, keys_file=str(keys.path)) as api:
+        for name, queue in (("nightly", "vault"), ("mailing", "mail")):
+            body = {**NIGHTLY, **unique, "name": name, "queue": queue}
+            assert ask(api, keys.spare, "POST", "/v1/schedules", body).status_code == 201
+        first, again = (ask(api, keys.spare, "POST", "/v1/schedules/nightly/run") for _ in range(2))
+        assert (first.status_code, again.status_code) == (201, 200)
+        assert again.json()["id"] == first.json()["id"]
+        problem = refused(ask(api, mail, "POST", "/v1/schedules/mailing/run"), 409, "conflict")
+        assert first.json()["id"] not in str(problem)
+        assert api.count() == 1
+
+
 def test_backfill_submits_each_run_of_a_range_once(api: Api) -> None:
     api.post("/v1/schedules", {**NIGHTLY, "zone": "UTC"}, 201)
     days = {"start": "2020-01-01T00:00:00Z", "end": "2020-01-04T00:00:00Z"}

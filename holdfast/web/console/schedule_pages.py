@@ -117,9 +117,9 @@ async def delete_schedule(visit: Visit) -> ApiResponse:
 
 # ── runs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 async def run_schedule(visit: Visit) -> ApiResponse:
-    """Submits a job of a schedule now, and shows it."""
+    """Submits a job of a schedule now, and shows it, or the one that holds its unique key."""
     job = await visit.call_operation("run_schedule", body={}, schedule=visit.path["schedule"])
-    return visit.redirect_to(f"jobs/{job['id']}", "submitted")
+    return visit.redirect_to(f"jobs/{job['id']}", "submitted" if visit.answered == 201 else "unsubmitted")
 
 
 async def preview_backfill(visit: Visit) -> ApiResponse:

@@ -51,6 +51,7 @@ NOTICES = {
     "limit_resumed": "The limit is resumed.",
     "faults_stopped": "Faults are off.",
     "submitted": "The schedule has submitted this job.",
+    "unsubmitted": "Nothing was submitted: this job has the unique key of the schedule's job.",
 }
 """Texts that a redirect may name: the address carries a name that the session has signed."""
 
@@ -107,6 +108,8 @@ class Visit:
         self.form = form
         self.is_refresh = is_refresh
         self.headers: list[Header] = []
+        self.answered = 0
+        """The status of the last operation."""
 
     # ── input ─────────────────────────────────────────────────────────────────────────────────────────────────
     def form_value(self, name: str) -> str:
@@ -135,6 +138,7 @@ class Visit:
             if "job_id" in path:
                 raise NotFound("there is no such job") from None  # the same for each reference
             raise
+        self.answered = answer.status
         return decode_json(answer.body) if answer.body else None
 
     async def read_named_page(self, operation: str, kind: str) -> dict[str, Any]:

@@ -62,6 +62,19 @@ def test_page_without_session_leads_to_sign_in(api: Api, path: str) -> None:
     assert (answer.status_code, answer.headers["location"]) == (303, f"/console/sign-in{wanted}")
 
 
+def test_form_without_session_is_told_that_nothing_was_changed(api: Api, keys: Keys) -> None:
+    stranger = Visitor(api)
+    answer = stranger.send("/queues/mail/pause", token="0" * 64)
+    check_page(answer)
+    assert (answer.status_code, "location" in answer.headers) == (401, False)
+    assert 'name="key"' in answer.text
+    assert "what you sent changed nothing" in answer.text
+    left = stranger.send("/sign-out", token="0" * 64)
+    assert (left.status_code, left.headers["location"]) == (303, "/console/sign-in")
+    stranger.sign_in(keys.spare)
+    assert ">paused<" not in stranger.open_page("/queues")
+
+
 def test_refresh_without_session_leaves_the_page(api: Api) -> None:
     answer = Visitor(api).ask("GET", "/jobs", headers={"hx-request": "true"})
     assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/console/sign-in?next=%2Fjobs")

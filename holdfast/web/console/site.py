@@ -58,6 +58,7 @@ _MAX_SIGN_IN = 16_384  # bytes of a form
 _HISTORY_FOR = 20.0  # seconds
 _SIGN_IN = f"{ROOT}/sign-in"
 _SIGN_OUT = f"{ROOT}/sign-out"
+_UNSAVED = "You are not signed in: what you sent changed nothing. Copy it from the page before, then sign in."
 _STATIC = f"{ROOT}/static/"
 _LOCAL_PATH = re.compile(r"(?:/[A-Za-z0-9._~%:@-]+)*(?:\?[A-Za-z0-9._~%:@&=+*-]*)?")
 _TITLES: Mapping[int | str, str] = {
@@ -221,9 +222,12 @@ class Console:
 
     # ── sign-in ───────────────────────────────────────────────────────────────────────────────────────────────
     def _ask_to_sign_in(self, request: ApiRequest) -> ApiResponse:
-        """Redirects to the sign-in; a page that refreshes itself is left by its script."""
-        wanted = request.path.removeprefix(ROOT) + (f"?{request.query.decode('latin-1')}" if request.query else "")
+        """Redirects to the sign-in; a page that refreshes itself is left by its script. A form gets the sign-in as its
+        answer: the browser keeps what was typed on the page before."""
         is_page = request.method in ("GET", "HEAD")
+        if not is_page and request.path.rstrip("/") != _SIGN_OUT:
+            return html_response(401, "sign_in.html", {**page_globals(request), "next": "", "error": _UNSAVED})
+        wanted = request.path.removeprefix(ROOT) + (f"?{request.query.decode('latin-1')}" if request.query else "")
         pairs = [("next", wanted)] if is_page and local_path(wanted) else []
         location = console_link(request, "sign-in", pairs).encode()
         if b"hx-request" in request.headers:

@@ -26,8 +26,9 @@ from holdfast.web.settlements import OUTCOMES
 
 _TARGETS = ("id", "ids", "filter", "all", "dry_run", "limit", "force", "rate", "task", "queue", "queues", "key")
 _OPTIONS = ("worker", "workers", "drain", "priority", "delay", "run_at", "expires", "tags", "after", "name", "replace")
-_TIMES = ("cron", "zone", "every", "at", "start", "end")
-_LIMITS = ("by", "concurrency", "burst", "weight", "depth")
+_RETRIES = ("max_attempts", "timeout", "retry", "unique", "key_for", "batch", "from_step", "topic")
+_TIMES = ("cron", "zone", "every", "at", "start", "end", "overlap", "catch_up", "jitter", "max_runs")
+_LIMITS = ("by", "concurrency", "burst", "weight", "depth", "for", "faults", "span", "seed")
 _COUNTED = ("jobs", "leases", "lines", "settlements", "shares", "values")
 _MAX_IDS = 50
 _MAX_TEXT = 1000
@@ -173,7 +174,7 @@ def _target(call: RequestContext) -> str:
 def _summary(body: Mapping[str, Any], operation: Operation) -> dict[str, Any]:
     """Returns a short summary of the request, without job contents."""
     given: dict[str, Any] = {}
-    for name in (*_TARGETS, *_OPTIONS, *_TIMES, *_LIMITS):
+    for name in (*_TARGETS, *_OPTIONS, *_RETRIES, *_TIMES, *_LIMITS):
         if name in body:
             value = body[name]
             if isinstance(value, list) and len(value) > _MAX_IDS:

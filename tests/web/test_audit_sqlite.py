@@ -17,6 +17,8 @@ import pytest
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.core.events import ApiChange, ApiSubmission, AuditFailed, KeyRefused
 from holdfast.telemetry.audit_file import AuditBroken, AuditFile, add, chain_entry, verify
+from holdfast.web.asgi import OPERATIONS
+from holdfast.web.audit import _summary
 from tests.interfaces.cli import ROOT, Cli
 from tests.web.client import UNKNOWN_ID, Api
 from tests.web.keyed import Keys, ask, id_of, refused
@@ -200,6 +202,28 @@ def test_operation_is_recorded_with_all_changes_and_edits(audited: Audited) -> N
     assert audited.asked("replay_jobs")[0] == {"all": True, "dry_run": True, "rate": "1/s", "after": 5}
     assert (dry["count"], dry.get("ids")) == (0, None)
     assert audited.done("cancel_job")[0]["ids"] == ids[:1]
+    assert CANARY not in audited.file.read_text()
+
+
+def test_every_field_but_the_contents_of_jobs_is_recorded(audited: Audited) -> None:
+    contents = {"payload", "metadata", "value"}
+    elsewhere = {"token", "jobs", "leases", "lines", "settlements", "shares", "values"}  # counted, or a secret
+    reports = {"tasks", "wait", "lease", "host", "pid", "running", "succeeded", "failed", "version", "memory"}
+    callbacks = {"on_success", "on_failure", "on_end"}
+    for operation in OPERATIONS:
+        if operation.method == "GET" or operation.quiet or operation.body is None:
+            continue
+        body: dict[str, Any] = {field.name: [] for field in operation.body.fields}
+        missing = body.keys() - _summary(body, operation).keys() - contents - elsewhere - callbacks
+        assert missing <= (reports if operation.name == "claim_jobs" else set()), operation.name
+
+
+def test_pause_of_a_limit_is_recorded_with_its_span(audited: Audited) -> None:
+    limit = {"name": "crm", "task": "work", "by": "args.customer", "rate": "5/s"}
+    assert audited.ask("POST", "/v1/limits", limit).status_code == 201
+    pause = {"for": "10m", "values": [CANARY]}
+    assert audited.ask("POST", "/v1/limits/crm/pause", pause).status_code == 200
+    assert audited.asked("pause_limit") == [{"for": "PT600S", "values_count": 1}]
     assert CANARY not in audited.file.read_text()
 
 

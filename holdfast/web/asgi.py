@@ -180,8 +180,8 @@ class Api:
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────
     async def _respond(self, request: ApiRequest, operation: Operation, path: Mapping[str, str]) -> ApiResponse:
         request.template = operation.path
-        caller, is_still_authorized = self._identify_caller(request, operation.scope, operation.group)
-        call = self.open_operation(request, caller, is_still_authorized, path, operation)
+        caller = self._authenticator.identify_caller(request, operation.scope, operation.group)
+        call = self.open_operation(request, caller, None, path, operation)
         return await self.run_operation(call, operation, lambda: self._read(call, operation))
 
     async def run_operation(
@@ -195,25 +195,21 @@ class Api:
 
     def authorize_call(self, request: ApiRequest, name: str, scope: KeyScope | None) -> RequestContext:
         """Returns the context of an operation with this name; raises Refusal if the caller lacks the scope."""
-        caller, is_still_authorized = self._identify_caller(request, scope)
+        caller = self._authenticator.identify_caller(request, scope)
         self._authenticator.check_scope(request, caller, name, scope)
-        return self._make_context(request, caller, is_still_authorized, {})
-
-    def _identify_caller(
-        self, request: ApiRequest, scope: KeyScope | None, group: str = ""
-    ) -> tuple[Principal, Callable[[], bool]]:
-        caller = self._authenticator.identify_caller(request, scope, group)
-        return caller, functools.partial(self._authenticator.is_still_authorized, request, caller)
+        return self._make_context(request, caller, None, {})
 
     def open_operation(
         self,
         request: ApiRequest,
         caller: Principal,
-        is_still_authorized: Callable[[], bool],
+        is_still_authorized: Callable[[], bool] | None,
         path: Mapping[str, str],
         operation: Operation,
     ) -> RequestContext:
-        """Returns the context of an operation; raises Refusal, which is recorded, if the caller lacks its scope."""
+        """Returns the context of an operation; raises Refusal, which is recorded, if the caller lacks its scope.
+
+        ``is_still_authorized``: None: asks for the key that the request presents."""
         call = self._make_context(request, caller, is_still_authorized, path)
         try:
             self._authenticator.check_scope(request, caller, operation.name, operation.scope)
@@ -224,7 +220,7 @@ class Api:
         return call
 
     def _make_context(
-        self, request: ApiRequest, caller: Principal, is_still_authorized: Callable[[], bool], path: Mapping[str, str]
+        self, request: ApiRequest, caller: Principal, is_authorized: Callable[[], bool] | None, path: Mapping[str, str]
     ) -> RequestContext:
         return RequestContext(
             app=self.app,
@@ -234,7 +230,8 @@ class Api:
             broadcasters=self._broadcasters,
             wait_limiter=self._wait_limiter,
             unknown_tasks=self._unknown_tasks,
-            is_still_authorized=is_still_authorized,
+            is_still_authorized=is_authorized
+            or functools.partial(self._authenticator.is_still_authorized, request, caller),
             redaction=self._redaction,
             request=request,
             path=path,

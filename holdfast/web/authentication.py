@@ -74,7 +74,7 @@ class Authenticator:
             remedy = "call it by its address, or name this host in allowed_hosts"
             raise Refusal(421, "unknown_host", f"this API is not called {quote_value(given.decode('latin-1'))}", remedy)
 
-    def identify_caller(self, request: ApiRequest, scope: KeyScope | None, group: str) -> Principal:
+    def identify_caller(self, request: ApiRequest, scope: KeyScope | None, group: str = "") -> Principal:
         """Returns the principal of an operation; raises Refusal if it needs a scope and the key is not good."""
         self._origins.check_origin(request)
         if self._keyring is None or scope is None or (self._metrics_open and group == METRICS):

@@ -265,7 +265,9 @@ def open_peer(url: str) -> Iterator[Any]:
             socket_timeout=_ANSWER_SECONDS,
             socket_connect_timeout=_ANSWER_SECONDS,
         )
-    except ValueError as error:
+        options = client.connection_pool.connection_kwargs
+        client.connection_pool.connection_class(**options)  # checks them: not connected
+    except (ValueError, TypeError, exceptions.RedisError) as error:
         remedy = f"give the peer's Redis, such as redis://host:6379/0: {error}"
         raise Invalid("peer", mask_url(url), remedy) from None
     try:

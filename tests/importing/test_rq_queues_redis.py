@@ -205,6 +205,10 @@ def test_import_fills_the_room_of_a_queue_and_goes_on_later(
     assert numbers_of(here) == [7, 8, 9]
 
 
+def test_unknown_parameter_of_a_peer_is_refused(cli: Cli, here: Holdfast, peer_url: str) -> None:
+    assert "unexpected keyword argument 'foo'" in cli.fail("import", "rq", f"{peer_url}?foo=bar", *MAP, code=2)
+
+
 @pytest.mark.parametrize("fault", ["import.taken:kill", "submit.after:kill@2", "import.submitted:kill"])
 def test_killed_import_continues_where_it_stopped(
     cli: Cli, here: Holdfast, peer: Client, peer_url: str, fault: str

@@ -91,6 +91,9 @@ SETTINGS = [
     (["--url", "sqlite:///:memory:"], "memory"),
     (["--url", "sqlite:////nowhere/at/all.db"], "does not exist"),
     (["--url", "sqlite:///."], "directory"),
+    (["--url", "redis://h/0?namespce=shop"], "url: namespce is no parameter of a connection; did you mean namespace?"),
+    (["--url", "redis://h/0?max_connections=20"], "url: max_connections is no parameter"),
+    (["--url", "redis://h/0?protocol=9"], "url: protocol must be"),
     (["--config", "missing.toml"], "missing.toml: no such file"),
     (["--app", "no_such_module_here:app"], "there is no module no_such_module_here"),
 ]

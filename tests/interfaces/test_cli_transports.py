@@ -109,6 +109,7 @@ ON_POSTGRES = 'url = "postgresql://db/x"\ntransport = "redis_list"\n'
         ('transport = "rabbit"', "write one of none, redis_list, redis_stream"),
         ('transport_key = "a b"', "give 1 to 100 visible ASCII characters"),
         (ON_POSTGRES + 'transport_url = "redis+cluster://h"\ntransport_key = "a"', "must have the same {tag}"),
+        (ON_POSTGRES + 'transport_url = "redis://h/0?namespace=x"', "transport_url: namespace is no parameter"),
     ],
 )
 def test_a_transport_that_cannot_be_is_refused(cli: Cli, tmp_path: Path, lines: str, problem: str) -> None:

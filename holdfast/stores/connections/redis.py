@@ -20,7 +20,6 @@ from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
 
 from redis import exceptions as driver
-from redis.asyncio.connection import Connection as PlainConnection
 
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
 from holdfast.stores.connections.redis_protocol import Argument, MessageCallback, RedisConnection
@@ -420,7 +419,7 @@ async def _connected(
 ) -> RedisConnection:
     """Opens a connection with these options of the driver; raises its error if that takes longer than ``seconds``."""
     given = {"protocol": 2, "socket_timeout": None, "socket_connect_timeout": seconds, **given}
-    connection = given.pop("connection_class", PlainConnection)(**given)
+    connection = given.pop("connection_class")(**given)
     try:
         async with asyncio.timeout(seconds):
             await connection.connect()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
+from redis.asyncio.connection import Connection
 from redis.asyncio.connection import parse_url as parse_driver_url
+from redis.exceptions import RedisError
 
 from holdfast.core.errors import ConfigError
+from holdfast.core.validation import did_you_mean
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PORT, _SENTINEL_PORT = 6379, 26379
@@ -57,9 +61,14 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
             raise ConfigError(f"{field}: name the primary that the sentinels know: redis+sentinel://host,host/NAME/0")
     netloc = f"{user}{at}{_netloc(hosts[0])}" if scheme != "unix" else parts.netloc
     try:
-        options = dict(parse_driver_url(urlunsplit((secure, netloc, path, urlencode(given), ""))))
-    except ValueError as error:
-        raise ConfigError(f"{field}: {error}") from error
+        options: dict[str, Any] = {**parse_driver_url(urlunsplit((secure, netloc, path, urlencode(given), "")))}
+        connection = options.pop("connection_class", Connection)
+        connection(**options)  # not connected: only the driver knows its parameters
+        options["connection_class"] = connection
+    except (ValueError, TypeError, RedisError) as error:
+        wrong = re.search(r"keyword argument '(.*?)'", str(error))
+        text = f"{wrong[1]} is no parameter of a connection{did_you_mean(wrong[1], own)}" if wrong else str(error)
+        raise ConfigError(f"{field}: {text}") from error
     if secure == "rediss":  # older drivers check the certificate and not whose it is
         options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")
     name = quote(unquote(user.partition(":")[0]), safe="") + at

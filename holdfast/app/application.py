@@ -31,7 +31,7 @@ from holdfast.app.tagged_jobs import EndedJob, TaggedJobMethods
 from holdfast.app.workflows import WorkflowMethods
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.encryption import Codec, check_key_id, check_readable
-from holdfast.core.errors import ForkedConnection, Invalid, missing_job
+from holdfast.core.errors import ConfigError, ForkedConnection, Invalid, missing_job
 from holdfast.core.events import Events
 from holdfast.core.fault_points import check_environment
 from holdfast.core.job_logs import LogPage
@@ -166,6 +166,8 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         )
         if settings.transport == "none" or settings.transport_url is None:
             return time_calls(store, self.events)
+        if settings.source_of("url") == "default":
+            raise ConfigError(f"transport: {settings.transport} needs a PostgreSQL; set url to postgresql://…")
         keys = settings.transport_key, settings.transport_dead_key
         way = TransportConfig(settings.transport, settings.transport_url, *keys)
         carrying = with_transport(store, way, lease=settings.lease, in_flight=self._in_flight, emit=self.events.emit)

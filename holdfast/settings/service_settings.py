@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -195,8 +195,9 @@ class ServiceSettings(ResourceSettings, AlertSettings, HttpSettings, MetricsSett
     __slots__ = ()
 
 
-def find_conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields conflicts between valid values: their names, and a message with the remedy."""
+def find_conflicts(values: Mapping[str, Any], given: Container[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields conflicts between valid values: their names, and a message with the remedy. ``given``: the names of those
+    that are no defaults."""
     lease, heartbeat = values["lease"], values["heartbeat"]
     if heartbeat * 3 > lease:
         most = format_duration(timedelta(milliseconds=math.floor(lease / timedelta(milliseconds=3))))
@@ -223,14 +224,14 @@ def find_conflicts(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...],
         yield ("metrics_port", "processes"), f"{problem}; set metrics_port lower"
     if values["alert_webhook"] is not None and values["alert_command"] is not None:
         yield ("alert_webhook", "alert_command"), "alert_command: alerts go to alert_webhook already; keep one of them"
-    yield from _transport(values)
+    yield from _transport(values, given)
 
 
-def _transport(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _transport(values: Mapping[str, Any], given: Container[str]) -> Iterator[tuple[tuple[str, ...], str]]:
     kind, url, store = values["transport"], values["transport_url"], values["url"]
     if kind == "none":
         return
-    if not store.startswith(("postgresql:", "postgres:")):
+    if "url" in given and not store.startswith(("postgresql:", "postgres:")):  # a default may be replaced in code
         problem = (
             f"transport: {kind} carries the ids of jobs that PostgreSQL holds; url names another store, which wakes "
         )

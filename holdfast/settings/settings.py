@@ -339,7 +339,7 @@ class Settings(ServiceSettings):
         values, sources, again = dict(self._loaded.values), dict(self._loaded.sources), self._loaded.again
         for name, value in arguments.items():
             values[name], sources[name] = SETTINGS[_known(name)].kind.parse(name, value), "argument"
-        if problems := [problem for _, problem in find_conflicts(values)]:
+        if problems := [problem for _, problem in find_conflicts(values, sources)]:
             raise ConfigError(_listed(problems))
         return Settings(
             self._loaded._replace(
@@ -486,7 +486,7 @@ def _resolve(given: list[SourcedValue], problems: list[str]) -> tuple[dict[str, 
     if "heartbeat" not in sources:  # derived from the lease unless given
         third = timedelta(microseconds=values["lease"] // timedelta(microseconds=3))
         values["heartbeat"] = min(values["heartbeat"], third)
-    for involved, problem in find_conflicts(values):
+    for involved, problem in find_conflicts(values, sources):
         if wrong.isdisjoint(involved):
             places = ", ".join(dict.fromkeys(sources[name] for name in involved if name in sources))
             problems.append(f"{places}: {problem}")

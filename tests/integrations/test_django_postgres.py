@@ -63,6 +63,12 @@ def test_tests_of_the_shop_pass(variables: dict[str, str], store: str) -> None:
         assert "OK" in manage(plain, "test", "orders", "tests.integrations.django_cases", "--parallel", "2")
 
 
+def test_settings_name_a_transport_for_the_database(variables: dict[str, str]) -> None:
+    named = {"HOLDFAST_TRANSPORT": "redis_list", "HOLDFAST_TRANSPORT_URL": "redis://127.0.0.1:1/0"}
+
+    assert "postgresql://" in manage(variables | named, "holdfast", "status")
+
+
 def test_jobs_survive_a_restart_of_their_database(
     server: Postgres, variables: dict[str, str], jobs: Holdfast, tmp_path: Path
 ) -> None:

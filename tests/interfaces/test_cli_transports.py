@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import Holdfast
 from holdfast.core.workers import WorkerHeartbeat
-from tests.interfaces.cli import Cli
+from tests.interfaces.cli import JOBS, Cli
 from tests.support.redis import Redis
 
 
@@ -61,6 +61,18 @@ def test_the_doctor_knows_the_transport(carried: Cli, server: Redis) -> None:
     assert f"Redis at 127.0.0.1:{server.port} cannot be reached" in transport(carried)
 
 
+def test_settings_name_the_transport_of_a_store_in_code(cli: Cli, postgres_url: str, server: Redis) -> None:
+    app = cli.write_jobs(JOBS.replace("Holdfast()", f"Holdfast({postgres_url!r})"))
+    cli.run("config", "set", "app", app)
+    cli.run("config", "set", "transport_url", server.url())
+    cli.run("config", "set", "transport", "redis_list")
+    cli.run("migrate")
+
+    cli.run("enqueue", "work")
+
+    assert "holds 1 ids for 1 ready jobs" in transport(cli)
+
+
 def test_why_reports_an_unavailable_transport(carried: Cli, server: Redis) -> None:
     job_id = carried.run("enqueue", "work").strip()
     app = Holdfast()
@@ -91,6 +103,10 @@ ON_POSTGRES = 'url = "postgresql://db/x"\ntransport = "redis_list"\n'
     [
         (
             'transport = "redis_list"\ntransport_url = "redis://localhost/0"',
+            "transport: redis_list needs a PostgreSQL; set url",
+        ),
+        (
+            'url = "sqlite:///a.db"\ntransport = "redis_list"\ntransport_url = "redis://localhost/0"',
             "transport: redis_list carries the ids of jobs that PostgreSQL holds; url names another store",
         ),
         (

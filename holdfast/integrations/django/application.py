@@ -122,15 +122,15 @@ class DjangoHoldfast(Holdfast):
             )
         try:
             super().__init__(**{"app": TARGET, **given})
+            self.derives_url = self.settings.source_of("url") == "default"
+            self.follow_database()
         except ConfigError as error:
             raise ImproperlyConfigured(f"HOLDFAST: {error}") from error
         self.events.program = PROGRAM
-        self.derives_url = self.settings.source_of("url") == "default"
         self.callbacks: weakref.WeakSet[CommitCallback] = weakref.WeakSet()
         """Callbacks of open transactions: Django drops those of a transaction that was rolled back."""
         self.rolled_back: list[RolledBack] = []
         self.handler_scope(RenewedConnections)
-        self.follow_database()
 
     # ── the store ─────────────────────────────────────────────────────────────────────────────────────────────────
     @property

@@ -237,7 +237,8 @@ def _transport(values: Mapping[str, Any], given: Container[str]) -> Iterator[tup
         )
         yield ("transport", "url"), f"{problem}its workers itself; set transport to none, or url to postgresql://…"
     if url is None:
-        yield ("transport", "transport_url"), f"transport: {kind} needs transport_url, such as redis://localhost:6379/0"
+        problem = f"transport: {kind} needs transport_url; set that first, such as redis://localhost:6379/0"
+        yield ("transport", "transport_url"), problem
     elif not re.match(r"(redis|rediss|valkey|valkeys|unix)(\+(sentinel|cluster))?:", url):
         yield ("transport_url",), "transport_url: name a Redis or Valkey, such as redis://localhost:6379/0"
     if values["transport_key"] == values["transport_dead_key"]:

@@ -409,7 +409,7 @@ def set_value(path: str | Path, name: str, text: str) -> None:
         document = _read(fresh, Path(path).name, problems)
         _resolve(_from_document(document, Path(path).name, Path(path).parent), problems)
         if problems:
-            raise ConfigError(_listed(problems))
+            raise ConfigError(f"the file was left as it is; with this value: {_listed(problems)}")
 
     toml_file.write(Path(path), name, _for_toml(value, text), check_fresh)
 

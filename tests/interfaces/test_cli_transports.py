@@ -64,6 +64,8 @@ def test_the_doctor_knows_the_transport(carried: Cli, server: Redis) -> None:
 def test_settings_name_the_transport_of_a_store_in_code(cli: Cli, postgres_url: str, server: Redis) -> None:
     app = cli.write_jobs(JOBS.replace("Holdfast()", f"Holdfast({postgres_url!r})"))
     cli.run("config", "set", "app", app)
+    problem = cli.fail("config", "set", "transport", "redis_list", code=78)
+    assert problem.startswith("holdfast: the file was left as it is; with this value: holdfast.toml:")
     cli.run("config", "set", "transport_url", server.url())
     cli.run("config", "set", "transport", "redis_list")
     cli.run("migrate")
@@ -115,7 +117,7 @@ ON_POSTGRES = 'url = "postgresql://db/x"\ntransport = "redis_list"\n'
         ),
         (
             'url = "postgresql://db/x"\ntransport = "redis_list"',
-            "transport: redis_list needs transport_url, such as redis://",
+            "transport: redis_list needs transport_url; set that first, such as redis://",
         ),
         (ON_POSTGRES + 'transport_url = "postgresql://db/x"', "transport_url: name a Redis or Valkey"),
         (

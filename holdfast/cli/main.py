@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -22,6 +23,7 @@ from holdfast.cli.output import as_json
 from holdfast.cli.peer_words import explain_option
 from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.fault_points import check_environment
+from holdfast.core.validation import mask_url
 from holdfast.views.formatting import safe_text
 
 INTERRUPTED = 130
@@ -149,6 +151,11 @@ def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> 
         sys.exit(error.exit_code)
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         message = explain_option(error, error.ctx.command_path.split()[1:])
+    for url in re.findall(r"[\w+.-]+://.*", "\n".join(words)):  # an argument in a wrong place is repeated, or its head
+        masked = mask_url(url)
+        if masked != url:
+            head = re.escape(masked.partition("***")[0])
+            message = masked.join(re.split(rf"{re.escape(url)}|{head}\S*?(?=['\")]*(?:\s|$))", message))
     if isinstance(error, click.UsageError) and error.ctx is not None:
         click.echo(error.ctx.get_usage(), err=True)
         click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)

@@ -108,10 +108,15 @@ def test_configuration_errors_exit_78(words: list[str], expected: str, cli: Cli)
     assert given.startswith("holdfast: ")
 
 
-@pytest.mark.parametrize("password", ["se:c@ret/?#%", "s%65cret", "geheim-ß"])
+@pytest.mark.parametrize("password", ["se:c@ret/?#%", "s%65cret", "geheim-ß", "back\\slash", "a space"])
 def test_a_password_is_never_echoed(password: str, cli: Cli) -> None:
-    given = cli.fail("status", "--url", f"mysql://me:{password}@host/db", code=78)
-    assert password not in given
+    url = f"mysql://me:{password}@host/db"
+    assert password not in cli.fail("status", "--url", url, code=78)
+    cli.run("migrate")
+    for words in (["status", url], ["migrate", "--sql", url], ["migrate", f"--sql={url}"], ["show", url], [url]):
+        given = cli.fail(*words, code=2)
+        assert "mysql:" in given
+        assert password not in given
 
 
 def test_all_problems_of_a_settings_file_are_reported_together(cli: Cli) -> None:

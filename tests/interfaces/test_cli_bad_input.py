@@ -94,6 +94,9 @@ SETTINGS = [
     (["--url", "redis://h/0?namespce=shop"], "url: namespce is no parameter of a connection; did you mean namespace?"),
     (["--url", "redis://h/0?max_connections=20"], "url: max_connections is no parameter"),
     (["--url", "redis://h/0?protocol=9"], "url: protocol must be"),
+    (["--url", "postgresql://h:70000/db"], "url: 'h:70000' has a port over 65535"),
+    (["--url", "postgresql://u:p@[::1]:1,127.0.0.1:65536/db"], "has a port over 65535"),
+    (["--url", "postgresql:///db?host=127.0.0.1&port=70000"], "url: "),
     (["--config", "missing.toml"], "missing.toml: no such file"),
     (["--app", "no_such_module_here:app"], "there is no module no_such_module_here"),
 ]

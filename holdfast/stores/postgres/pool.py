@@ -147,6 +147,10 @@ def _split(url: str) -> SplitResult:
             "url: it cannot be read as postgresql://user:password@host:port/database; percent-encode : / ? # @ in user "
             "and password (as %3A %2F %3F %23 %40)"
         )
+    if any(
+        int(port) > 65_535 for port in re.findall(r":(\d+)(?:,|$)", hosts)
+    ):  # the resolver would take it modulo 65536
+        raise ConfigError(f"url: {hosts!r} has a port over 65535; correct it")
     return parts
 
 
@@ -198,7 +202,7 @@ class PostgresPool:
             raise ConfigError(f"url: a pooler is in between ({_line(error)}); add ?pooled=1 to the URL") from error
         except (asyncpg.UndefinedObjectError, asyncpg.InvalidParameterValueError) as error:
             raise ConfigError(f"url: the server refuses a parameter of it: {_line(error)}") from None
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ConfigError(f"url: {error}") from error
 
     async def _with_connection(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:

@@ -97,6 +97,12 @@ SETTINGS = [
     (["--url", "postgresql://h:70000/db"], "url: 'h:70000' has a port over 65535"),
     (["--url", "postgresql://u:p@[::1]:1,127.0.0.1:65536/db"], "has a port over 65535"),
     (["--url", "postgresql:///db?host=127.0.0.1&port=70000"], "url: "),
+    (
+        ["--url", "postgresql://h/db?channel_binding=require"],
+        "url: channel_binding=require is not supported; remove it",
+    ),
+    (["--url", "postgresql://h/db?target_session_attrs=read-only"], "target_session_attrs=read-only is not supported"),
+    (["--url", "postgresql://h/db?sslmode=verify-full&sslrootcert=/no.pem"], "sslrootcert='/no.pem': there is no such"),
     (["--config", "missing.toml"], "missing.toml: no such file"),
     (["--app", "no_such_module_here:app"], "there is no module no_such_module_here"),
 ]

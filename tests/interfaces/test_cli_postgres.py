@@ -155,6 +155,13 @@ def test_parameter_unknown_to_the_server_is_a_configuration_error(cli: Cli) -> N
             assert "url: the server refuses a parameter of it: " in cli.fail("status", "--url", url, code=78)
 
 
+def test_parameters_of_libpq_without_effect_are_accepted(cli: Cli) -> None:
+    needless = {"channel_binding": "prefer", "connect_timeout": 5, "gssencmode": "disable", "keepalives_idle": 30}
+    with postgres.shared().fresh_schema() as schema:
+        url = postgres.shared().url(schema=schema, keepalives=1, tcp_user_timeout=1000, **needless)
+        assert cli.json("migrate", "--url", url)["applied"] == migrations("postgres")
+
+
 def test_a_command_leaves_no_thread_behind(strict: Postgres, cli: Cli) -> None:
     before = set(threading.enumerate())
     for command in ("migrate", "status", "status"):

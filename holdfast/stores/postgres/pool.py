@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -39,6 +40,10 @@ _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _CLOSED = "this store was closed meanwhile"
 _BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries, before jitter
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
+_NEEDLESS = re.compile(
+    "channel_binding|connect_timeout|fallback_application_name|gssencmode|keepalives.*|tcp_user_timeout"
+)
+_UNSUPPORTED = re.compile("(channel_binding|gssencmode)=require|target_session_attrs=(read-only|standby)")
 _SEARCH, _SEARCH_WAIT = 0.65, 0.2  # of the call deadline: for a search, and for the wait for its slot
 _CANCEL_SECONDS = 0.5  # seconds to have the server give up what was given up here
 _LOCK = 0.8  # of the call deadline: for the wait for a locked row
@@ -120,9 +125,15 @@ def parse_url(url: str) -> PostgresAddress:
         raise ConfigError(
             "url: give the password before the host (user:password@host) or as PGPASSWORD, not as a parameter"
         )
-    dsn = _joined(parts.netloc, parts.path, options)
-    user, at, hosts = parts.netloc.rpartition("@")
-    name = quote(unquote(user.partition(":")[0]), safe="") + at
+    for name, value in options.items():
+        if _UNSUPPORTED.fullmatch(f"{name}={value}"):
+            raise ConfigError(f"url: {name}={value} is not supported; remove it")
+        if value and name in ("sslrootcert", "sslcert", "sslkey", "sslcrl") and not Path(value).is_file():
+            raise ConfigError(f"url: {name}={value!r}: there is no such file")
+    sent = {name: value for name, value in options.items() if not _NEEDLESS.fullmatch(name)}
+    dsn = _joined(parts.netloc, parts.path, sent)
+    user, _, hosts = parts.netloc.rpartition("@")
+    name = f"{quote(unquote(user.partition(':')[0]), safe='')}@".removeprefix("@")  # no user, but a password: no @
     shown = _joined(name + hosts, parts.path, options | given)
     return PostgresAddress(dsn, schema, pooled == "1", shown, _joined(name + hosts, parts.path, options))
 

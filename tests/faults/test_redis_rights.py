@@ -27,7 +27,7 @@ async def test_passwords_users_and_rights() -> None:
         async with opened(server.url(namespace="other")) as store:
             await put(store)
         for wrong in (server.url().replace("hunter2", "hunter3"), f"redis://127.0.0.1:{server.port}/0"):
-            with pytest.raises(ConfigError, match="refuses us"):
+            with pytest.raises(ConfigError, match=r"refuses us: [^;]*[^.;]; check"):
                 await open_store(wrong).open()
         server.execute(*find_block("docs/redis.md", "ACL SETUSER").text.split())
         mine = f"redis://queue:secret@127.0.0.1:{server.port}/0"
@@ -46,6 +46,11 @@ async def test_passwords_users_and_rights() -> None:
         server.execute("ACL", "SETUSER", "queue", "-info")
         with pytest.raises(ConfigError, match="refuses us"):
             await open_store(mine).open()
+
+
+async def test_a_database_that_the_server_does_not_have_is_refused(server: Redis) -> None:
+    with pytest.raises(ConfigError, match=r"refuses us: .*DB index is out of range; check the URL"):
+        await open_store(server.url().replace("/0", "/99999")).open()
 
 
 async def test_resp3_and_other_databases(server: Redis) -> None:
@@ -159,3 +164,5 @@ def test_files_that_are_not_there_and_passphrases_are_minded() -> None:
         with pytest.raises(ConfigError, match=f"{name}='/nowhere.pem': there is no such file"):
             open_store(f"rediss://localhost/0?{name}=/nowhere.pem")
     assert "hunter2" not in open_store("rediss://localhost/0?ssl_password=hunter2").url
+    assert open_store("redis://:hunter2@localhost/0").url == "redis://localhost/0"
+    assert open_store("postgresql://:hunter2@localhost/db").url == "postgresql://localhost/db"

@@ -50,7 +50,7 @@ _MOVED = re.compile(r"MOVED \d+ (.*):(\d+)$")
 _FULL_TEXT = "when used memory > 'maxmemory'"
 _UNWRITABLE = re.compile(r"\b(MISCONF|NOREPLICAS)\b")
 _FORBIDDEN = re.compile(
-    r"\b(NOPERM|NOAUTH|WRONGPASS|DENIED|ACL)\b|permission|non local key|invalid username", re.IGNORECASE
+    r"\b(NOPERM|NOAUTH|WRONGPASS|DENIED|ACL|DB index)\b|permission|non local key|invalid username", re.IGNORECASE
 )
 _UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\S*\s*(?:certificate verify failed: )?([^(]*)")
 _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE")
@@ -451,4 +451,4 @@ def split_parts(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:
 def _line(error: BaseException) -> str:
     """An error in one line."""
     silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
-    return " ".join(str(error).split()) or silent
+    return " ".join(str(error).split()).rstrip(".") or silent

@@ -59,6 +59,8 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
         path = f"/{database}" if database else ""
         if not service:
             raise ConfigError(f"{field}: name the primary that the sentinels know: redis+sentinel://host,host/NAME/0")
+    if scheme != "unix" and not re.fullmatch(r"/?\d*/?", path):
+        raise ConfigError(f"{field}: {path!r} is no number of a database; write it as in redis://localhost:6379/0")
     netloc = f"{user}{at}{_netloc(hosts[0])}" if scheme != "unix" else parts.netloc
     try:
         options: dict[str, Any] = {**parse_driver_url(urlunsplit((secure, netloc, path, urlencode(given), "")))}
@@ -71,7 +73,7 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
         raise ConfigError(f"{field}: {text}") from error
     if secure == "rediss":  # older drivers check the certificate and not whose it is
         options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")
-    name = quote(unquote(user.partition(":")[0]), safe="") + at
+    name = f"{quote(unquote(user.partition(':')[0]), safe='')}@".removeprefix("@")  # no user, but a password: no @
     public = {each: value for each, value in (given | own_parameters).items() if "password" not in each}
     shown = urlunsplit((parts.scheme, name + places, parts.path, urlencode(public), ""))
     server = Server(kind or "direct", hosts, unquote(service), options, shown, secure == "rediss")

@@ -71,6 +71,10 @@ USAGE = [
     (["watch", "--interval", "often"], "interval: 'often'"),
     *[(["delete", "--all", option, ""], "give a value, or leave it out") for option in ("--url", "--config", "-A")],
     (["--url", "", "delete", "--all"], "give a value, or leave it out"),
+    *[
+        (["--url", url, "status"], "sqlite:///holdfast.db, postgresql://user@host/database or redis://host:6379/0")
+        for url in ("REDIS://localhost", "localhost:6379", "postgresql:queue")
+    ],
 ]
 
 
@@ -103,6 +107,8 @@ SETTINGS = [
     ),
     (["--url", "postgresql://h/db?target_session_attrs=read-only"], "target_session_attrs=read-only is not supported"),
     (["--url", "postgresql://h/db?sslmode=verify-full&sslrootcert=/no.pem"], "sslrootcert='/no.pem': there is no such"),
+    (["--url", "redis://h/abc"], "url: '/abc' is no number of a database"),
+    (["--url", "redis://h/0/1"], "url: '/0/1' is no number of a database"),
     (["--config", "missing.toml"], "missing.toml: no such file"),
     (["--app", "no_such_module_here:app"], "there is no module no_such_module_here"),
 ]

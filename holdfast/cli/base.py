@@ -97,7 +97,7 @@ class ExampleGroup(click.Group):
         from holdfast.core.validation import did_you_mean
 
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            hint = explain_command(args[0]) or did_you_mean(args[0], self.list_commands(ctx))
+            hint = explain_command(args[0], ctx.info_name) or did_you_mean(args[0], self.list_commands(ctx))
             ctx.fail(f"There is no command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 

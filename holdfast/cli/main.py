@@ -157,6 +157,8 @@ def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> 
             head = re.escape(masked.partition("***")[0])
             message = masked.join(re.split(rf"{re.escape(url)}|{head}\S*?(?=['\")]*(?:\s|$))", message))
     if isinstance(error, click.UsageError) and error.ctx is not None:
+        if message == "Missing command." and isinstance(error.ctx.command, click.Group):
+            message += f" There are: {', '.join(error.ctx.command.list_commands(error.ctx))}"
         click.echo(error.ctx.get_usage(), err=True)
         click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
     click.echo(f"holdfast: {safe_text(message, lines=True)}", err=True)

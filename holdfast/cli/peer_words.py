@@ -11,13 +11,16 @@ _COMMANDS = {
     "call": "to submit a job: holdfast enqueue TASK",
     "control": "holdfast worker stop; holdfast queue pause; holdfast cancel ID",
     "events": "to see what goes on: holdfast watch",
+    "flush": "holdfast queue purge NAME",
     "flower": "the console is part of the API: holdfast api",
     "inspect": "holdfast worker list; holdfast list --state running; holdfast status",
     "multi": "holdfast worker start --processes N, under the service manager of the system",
     "purge": "holdfast queue purge NAME",
+    "queue delete": "holdfast queue purge NAME",
     "result": "holdfast show ID",
     "retry": "holdfast replay ID",
     "revoke": "holdfast cancel ID",
+    "holdfast start": "holdfast worker start",
     "shell": "start python and import the application: its methods block behind .sync",
 }
 _WORKER_OPTIONS = {
@@ -40,9 +43,10 @@ _OPTIONS = {
 }
 
 
-def explain_command(word: str) -> str:
-    """Returns ``; …`` with what to write here for a command of Celery, else ``""``."""
-    return f"; {_COMMANDS[word]}" if word in _COMMANDS else ""
+def explain_command(word: str, group: str | None) -> str:
+    """Returns ``; …`` with what to write here for a command of Celery, or a misnamed one of the group, else ``""``."""
+    hint = _COMMANDS.get(f"{group} {word}") or _COMMANDS.get(word)
+    return f"; {hint}" if hint else ""
 
 
 def explain_option(error: click.NoSuchOption, command: Sequence[str]) -> str:

@@ -13,6 +13,10 @@ from tests.interfaces.cli import Cli
 
 USAGE = [
     (["lits"], "did you mean list?"),
+    (["flush"], "holdfast queue purge NAME"),
+    (["queue", "delete", "mail"], "holdfast queue purge NAME"),
+    (["start"], "holdfast worker start"),
+    (["worker", "-A", "app:app"], "Missing command. There are: start,"),
     (["list", "--bogus"], "--bogus"),
     (["list", "--limit"], "requires an argument"),
     (["list", "--limit", "0"], "1<=x<=500"),

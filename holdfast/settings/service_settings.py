@@ -196,8 +196,7 @@ class ServiceSettings(ResourceSettings, AlertSettings, HttpSettings, MetricsSett
 
 
 def find_conflicts(values: Mapping[str, Any], given: Container[str]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields conflicts between valid values: their names, and a message with the remedy. ``given``: the names of those
-    that are no defaults."""
+    """Yields conflicts of values: their names, and a message with the remedy. ``given``: those that are no defaults."""
     lease, heartbeat = values["lease"], values["heartbeat"]
     if heartbeat * 3 > lease:
         most = format_duration(timedelta(milliseconds=math.floor(lease / timedelta(milliseconds=3))))
@@ -232,10 +231,8 @@ def _transport(values: Mapping[str, Any], given: Container[str]) -> Iterator[tup
     if kind == "none":
         return
     if "url" in given and not store.startswith(("postgresql:", "postgres:")):  # a default may be replaced in code
-        problem = (
-            f"transport: {kind} carries the ids of jobs that PostgreSQL holds; url names another store, which wakes "
-        )
-        yield ("transport", "url"), f"{problem}its workers itself; set transport to none, or url to postgresql://…"
+        problem = f"transport: {kind} carries the ids of jobs that PostgreSQL holds; url names another store"
+        yield ("transport", "url"), f"{problem}; set transport to none, or url to postgresql://…"
     if url is None:
         problem = f"transport: {kind} needs transport_url; set that first, such as redis://localhost:6379/0"
         yield ("transport", "transport_url"), problem

@@ -15,6 +15,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
@@ -425,15 +426,9 @@ async def _connected(
             await connection.connect()
         return RedisConnection(connection, on_message)
     except BaseException:
-        await _discard(connection)
+        with suppress(*_UNREACHABLE):
+            await connection.disconnect(nowait=True)
         raise
-
-
-async def _discard(connection: Any) -> None:
-    try:
-        await connection.disconnect(nowait=True)
-    except _UNREACHABLE:
-        return
 
 
 def _is_not_serving(error: BaseException) -> bool:

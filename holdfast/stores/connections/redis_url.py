@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
-from redis.asyncio.connection import Connection
-from redis.asyncio.connection import parse_url as parse_driver_url
+from redis.asyncio import connection as driver
 from redis.exceptions import RedisError
 
 from holdfast.core.errors import ConfigError
@@ -61,10 +60,10 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
             raise ConfigError(f"{field}: name the primary that the sentinels know: redis+sentinel://host,host/NAME/0")
     if scheme != "unix" and not re.fullmatch(r"/?\d*/?", path):
         raise ConfigError(f"{field}: {path!r} is no number of a database; write it as in redis://localhost:6379/0")
-    netloc = f"{user}{at}{_netloc(hosts[0])}" if scheme != "unix" else parts.netloc
+    netloc = user + at if scheme != "unix" else parts.netloc
     try:
-        options: dict[str, Any] = {**parse_driver_url(urlunsplit((secure, netloc, path, urlencode(given), "")))}
-        connection = options.pop("connection_class", Connection)
+        options: dict[str, Any] = {**driver.parse_url(urlunsplit((secure, netloc, path, urlencode(given), "")))}
+        connection = options.pop("connection_class", driver.Connection)
         connection(**options)  # not connected: only the driver knows its parameters
         options["connection_class"] = connection
     except (ValueError, TypeError, RedisError) as error:
@@ -81,15 +80,8 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
 
 
 def _hosts(field: str, places: str, port: int) -> tuple[tuple[str, int], ...]:
-    found = []
-    for place in places.split(","):
-        one = urlsplit(f"//{place}")
-        try:
-            found.append((one.hostname or "localhost", one.port or port))
-        except ValueError as error:
-            raise ConfigError(f"{field}: {place!r} is no host and port; {error}") from error
-    return tuple(found)
-
-
-def _netloc(host: tuple[str, int]) -> str:
-    return f"[{host[0]}]:{host[1]}" if ":" in host[0] else f"{host[0]}:{host[1]}"
+    try:
+        found = [urlsplit(f"//{place}") for place in places.split(",")]
+        return tuple((each.hostname or "localhost", each.port or port) for each in found)
+    except ValueError as error:
+        raise ConfigError(f"{field}: {places!r} is no host and port; {error}") from error

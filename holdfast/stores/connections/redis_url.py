@@ -60,9 +60,8 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
             raise ConfigError(f"{field}: name the primary that the sentinels know: redis+sentinel://host,host/NAME/0")
     if scheme != "unix" and not re.fullmatch(r"/?\d*/?", path):
         raise ConfigError(f"{field}: {path!r} is no number of a database; write it as in redis://localhost:6379/0")
-    netloc = user + at if scheme != "unix" else parts.netloc
     try:
-        options: dict[str, Any] = {**driver.parse_url(urlunsplit((secure, netloc, path, urlencode(given), "")))}
+        options: dict[str, Any] = {**driver.parse_url(urlunsplit((secure, user + at, path, urlencode(given), "")))}
         connection = options.pop("connection_class", driver.Connection)
         connection(**options)  # not connected: only the driver knows its parameters
         options["connection_class"] = connection

@@ -121,11 +121,9 @@ def parse_url(url: str) -> PostgresAddress:
         raise ConfigError(f"url: pooled={pooled!r} is not valid; give 1 behind a pooler in transaction mode, else 0")
     given = {"schema": schema} if schema != "holdfast" else {}
     given |= {"pooled": "1"} if pooled == "1" else {}
-    if any("password" in name for name in options):
-        raise ConfigError(
-            "url: give the password before the host (user:password@host) or as PGPASSWORD, not as a parameter"
-        )
     for name, value in options.items():
+        if "password" in name:
+            raise ConfigError(f"url: {name}: give the password before the host (user:password@host) or as PGPASSWORD")
         if _UNSUPPORTED.fullmatch(f"{name}={value}"):
             raise ConfigError(f"url: {name}={value} is not supported; remove it")
         if value and name in ("sslrootcert", "sslcert", "sslkey", "sslcrl") and not Path(value).is_file():

@@ -150,7 +150,7 @@ class PausedLimit(msgspec.Struct, frozen=True):
     paused_for: Annotated[float, Meta(description="Seconds.", ge=0)]
 
 
-def _allows(call: RequestContext, limit: Limit) -> bool:
+def allows_limit(call: RequestContext, limit: Limit) -> bool:
     """Returns True if the caller may see and change the limit: one of its queues, or any with a key for all queues."""
     return not call.caller.is_restricted or (limit.queue is not None and call.caller.allows_queue(limit.queue))
 
@@ -159,13 +159,13 @@ async def _named(call: RequestContext) -> Limit:
     """The limit that the path names, if it is the caller's."""
     name = check_name("limit", call.path["limit"])
     limit = await call.app.limits.get(name)
-    return found_definition(limit if _allows(call, limit) else None, f"limit {name}")
+    return found_definition(limit if allows_limit(call, limit) else None, f"limit {name}")
 
 
 async def list_limits(call: RequestContext) -> ApiResponse:
     """Returns a page of the limits that are the caller's."""
     after, most = call.query.get("after", ""), call.query.get("limit", 100)
-    limits = [each for each in await call.app.limits.find_all() if each.name > after and _allows(call, each)]
+    limits = [each for each in await call.app.limits.find_all() if each.name > after and allows_limit(call, each)]
     return json_response(200, LimitList(await list_documents(await call.app.open_store(), limits[:most])))
 
 
@@ -187,7 +187,7 @@ async def add_limit(call: RequestContext) -> ApiResponse:
     name, replacing = given.pop("name"), given.pop("replace", False)
     _check_scope(call, given)
     known = {each.name: each for each in await call.app.limits.find_all()}.get(name)
-    if known is not None and not _allows(call, known):
+    if known is not None and not allows_limit(call, known):
         raise Conflict(f"limit {name} exists; choose another name")
     limit = await call.app.limits.add(name, replace_existing=replacing, **given)
     return json_response(200 if known else 201, limit_document(limit))

@@ -363,3 +363,20 @@ def test_console_behind_tls_asks_the_browser_to_stay_there(home: str, keys: Keys
         answer = Visitor(api).ask("GET", "/sign-in", headers={"x-forwarded-proto": "https"})
         assert answer.headers["strict-transport-security"] == "max-age=31536000"
         assert "strict-transport-security" not in Visitor(api).ask("GET", "/sign-in").headers
+
+
+def test_overview_of_a_key_for_some_queues_says_what_is_wrong_there(open_api: Api, keys: Keys) -> None:
+    for queue in ("crm", "secret"):
+        open_api.submit(queue=queue)
+        open_api.post(f"/v1/queues/{queue}/pause", {})
+        open_api.post("/v1/limits", {"name": f"calls-{queue}", "queue": queue, "concurrency": 1}, 201)
+        open_api.post(f"/v1/limits/calls-{queue}/pause", {"for": "10m"})
+    visitor = Visitor(open_api)
+    visitor.sign_in(keys.make("read", "operate", queues=("crm",)))
+    page = visitor.open_page()
+    assert "queue crm is paused and holds 1 job" in page
+    assert "limit calls-crm is paused until" in page
+    assert "secret" not in page
+    visitor.act("/queues/crm/resume")
+    visitor.act("/limits/calls-crm/resume")
+    assert "no worker serves queue crm" in visitor.open_page()

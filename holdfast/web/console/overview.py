@@ -16,6 +16,7 @@ from holdfast.views.schedules import schedule_document, schedule_state
 from holdfast.web.console import ROOT
 from holdfast.web.console.charts import SPANS, chosen_span, queue_view
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
+from holdfast.web.limits import allows_limit
 from holdfast.web.messages import ApiResponse
 
 _SHOWN_QUEUES = 12
@@ -38,19 +39,21 @@ async def show_overview(visit: Visit) -> ApiResponse:
     """Returns the overview: numbers, findings, queues, workers, next runs."""
     call = visit.make_context("list_queues", {})
     queues, store = await visit.visible_queues(), await call.app.open_store()
-    workers = [] if visit.caller.is_restricted else await call.app.workers()
-    plan = await call.app.faults.read()
+    workers, is_restricted = await call.app.workers(), visit.caller.is_restricted
+    limits = [each for each in await call.app.limits.find_all() if allows_limit(call, each)]
+    names = {each.name for each in limits}
+    pauses = [each for each in await call.app.limits.find_paused() if each.bucket in names]
     alerts = [each for each in await call.app.alerts.find_active() if call.caller.allows_queue(each.queue)]
     findings = [
+        await store.health.durability(),
         *about_alerts(alerts),
-        *(each for each in about_workers(queues, workers) if not visit.caller.is_restricted),
+        *(each for each in about_workers(queues, workers) if not (is_restricted and each.name == "workers")),
         *about_dead(queues),
-        *(() if visit.caller.is_restricted else about_faults(plan, is_allowed=False)),
+        *(() if is_restricted else about_faults(await call.app.faults.read(), is_allowed=False)),
+        *about_limits(limits, queues, workers, frozenset()),
+        *about_pauses(pauses, await store.health.server_time_us()),
     ]
-    if not visit.caller.is_restricted:
-        findings += about_limits(await call.app.limits.find_all(), queues, workers, frozenset())
-        findings += about_pauses(await call.app.limits.find_paused(), await store.health.server_time_us())
-    findings.insert(0, await store.health.durability())
+    workers = [] if is_restricted else workers
     span = chosen_span(dict(read_pairs(visit.request)).get("span", ""))
     charts = await visit.console.charts[span].read_value()
     return visit.render_page(
@@ -68,7 +71,7 @@ async def show_overview(visit: Visit) -> ApiResponse:
         worker_count=sum(each.alive for each in workers),
         lost_count=sum(not each.alive for each in workers),
         runs=await _next_runs(visit),
-        sees_workers=not visit.caller.is_restricted,
+        sees_workers=not is_restricted,
     )
 
 

@@ -380,3 +380,12 @@ def test_overview_of_a_key_for_some_queues_says_what_is_wrong_there(open_api: Ap
     visitor.act("/queues/crm/resume")
     visitor.act("/limits/calls-crm/resume")
     assert "no worker serves queue crm" in visitor.open_page()
+
+
+def test_key_for_several_queues_without_a_job_sees_empty_lists(open_api: Api, keys: Keys) -> None:
+    open_api.submit(queue="secret")
+    for queues in (("crm", "mail"), ("crm.*",)):
+        visitor = Visitor(open_api)
+        visitor.sign_in(keys.make("read", queues=queues))
+        assert "There are no jobs yet" in visitor.open_page("/jobs")
+        assert 'class="empty"' in visitor.open_page("/batches")

@@ -322,6 +322,14 @@ def test_job_is_found_by_id_and_by_key(open_api: Api, visitor: Visitor) -> None:
         assert job["id"] in answer.text
 
 
+def test_job_is_found_by_a_key_that_looks_like_an_id(open_api: Api, visitor: Visitor) -> None:
+    key = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
+    job = open_api.submit(key=key)["id"]
+    assert visitor.ask("GET", f"/jobs?job={key}").headers["location"] == f"/console/jobs/key:{key}"
+    assert job in visitor.open_page(f"/jobs/key:{key}")
+    assert visitor.ask("GET", f"/jobs?job={job}").headers["location"] == f"/console/jobs/{job}"
+
+
 def test_job_page_has_what_there_is(open_api: Api, visitor: Visitor) -> None:
     world = make_world(open_api, "what happened")
     dead = visitor.open_page(f"/jobs/{world.dead}")

@@ -12,7 +12,7 @@ from holdfast.core.models import JobState
 from holdfast.core.waits import MAX_SHOWN
 from holdfast.web.bulk import MAX_JOBS
 from holdfast.web.console import ROOT
-from holdfast.web.console.job_pages import CANCELLABLE, check_reference, chosen_filters
+from holdfast.web.console.job_pages import CANCELLABLE, check_reference, chosen_filters, read_jobs
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.messages import ApiResponse
 
@@ -29,11 +29,9 @@ async def show_batches(visit: Visit) -> ApiResponse:
     pairs = read_pairs(visit.request)
     filters = [each for each in chosen_filters(pairs) if each[0] in _FILTERS]
     queues = [each.name for each in await visit.visible_queues()]
-    if visit.caller.is_restricted and not any(name == "queue" for name, _ in filters) and queues:
-        filters.append(("queue", queues[0]))  # a key for several queues names one
     cursor = dict(pairs).get("cursor", "")
     paging = [("limit", str(_BATCHES_ON_PAGE)), *([("cursor", cursor)] if cursor else [])]
-    page = await visit.call_operation("list_jobs", [*filters, ("task", BATCH_TASK), *paging])
+    page = await read_jobs(visit, filters, queues, [("task", BATCH_TASK), *paging])
     return visit.render_page(
         "batches.html",
         batches=[view for job in page["jobs"] if (view := await _read_batch(visit, job)) is not None],

@@ -52,15 +52,13 @@ async def show_jobs(visit: Visit) -> ApiResponse:
     pairs = read_pairs(visit.request)
     given = dict(pairs)
     if named := given.get("job", "").strip():
-        reference = named if _REFERENCE.match(named) else f"key:{named}"
+        reference = named if _REFERENCE.match(named) and await _exists(visit, named) else f"key:{named}"
         return visit.redirect_to(f"jobs/{quote(reference, safe=':')}", is_change=False)
     filters = chosen_filters(pairs)
     queues = [each.name for each in await visit.visible_queues()]
-    if visit.caller.is_restricted and not any(name == "queue" for name, _ in filters) and queues:
-        filters.append(("queue", queues[0]))  # a key for several queues names one
     cursor = given.get("cursor", "")
     paging = [("limit", str(PAGE_SIZE)), *([("cursor", cursor)] if cursor else [])]
-    page = await visit.call_operation("list_jobs", [*filters, *paging])
+    page = await read_jobs(visit, filters, queues, paging)
     states = [value for name, value in filters if name == "state"]
     return visit.render_page(
         "jobs.html",
@@ -74,6 +72,27 @@ async def show_jobs(visit: Visit) -> ApiResponse:
         every_reason=[reason.value for reason in Reason],
         queues=queues,
     )
+
+
+async def _exists(visit: Visit, reference: str) -> bool:
+    """Returns False for an id without a job: the text may be a key that looks like one."""
+    try:
+        await visit.call_operation("show_job", job_id=reference)
+    except NotFound:
+        return reference.startswith("key:")
+    return True
+
+
+async def read_jobs(
+    visit: Visit, filters: list[tuple[str, str]], queues: Sequence[str], others: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Returns a page of jobs. A key for several queues names one: without a filter, the first is added to them."""
+    if visit.caller.is_restricted and not any(name == "queue" for name, _ in filters):
+        if not queues:
+            return {"jobs": [], "cursor": None}
+        filters.append(("queue", queues[0]))
+    page: dict[str, Any] = await visit.call_operation("list_jobs", [*filters, *others])
+    return page
 
 
 async def show_job(visit: Visit) -> ApiResponse:

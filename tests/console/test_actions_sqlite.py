@@ -307,3 +307,16 @@ def test_action_without_the_scope_is_recorded_as_refused(home: str, keys: Keys, 
         assert operator.send("/queues/mail/resume").status_code == 303  # what waits for no file is in it by now
     entries = [json.loads(line)["entry"] for line in file.read_text().splitlines()]
     assert [(each["step"], each["who"]) for each in entries[:-2]] == [("refused", id_of(reader))]
+
+
+def test_paused_value_of_a_limit_is_resumed_where_its_use_refreshes(open_api: Api, visitor: Visitor) -> None:
+    open_api.post("/v1/limits", {"name": "tenants", "queue": "mail", "by": "args.to", "concurrency": 1}, 201)
+    open_api.post("/v1/limits/tenants/pause", {"for": "10m", "values": ["acme", "other"]})
+    page = visitor.open_page("/limits/tenants?value=acme")
+    live = page[page.index('id="live"') : page.index('class="lookup"')]
+    assert "/limits/tenants/resume" in live
+    assert 'name="value" value="acme"' in live
+    landed = visitor.act("/limits/tenants/resume", {"value": "acme"})
+    assert landed == "/limits/tenants?value=acme&notice=limit_resumed"
+    assert "paused</span>" not in visitor.open_page("/limits/tenants?value=acme")
+    assert "paused</span>" in visitor.open_page("/limits/tenants?value=other")

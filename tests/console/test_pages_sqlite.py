@@ -26,7 +26,7 @@ from holdfast.web.console.charts import SPANS
 from holdfast.web.console.rendering import asset_version
 from holdfast.web.messages import ApiResponse
 from tests.console.visitor import Visitor
-from tests.console.world import HOSTILE, make_world
+from tests.console.world import HOSTILE, World, make_world
 from tests.web.client import Api
 from tests.web.keyed import Keys
 
@@ -427,3 +427,8 @@ def test_unexpected_error_is_a_page_without_details(visitor: Visitor, monkeypatc
     monkeypatch.setattr("holdfast.web.console.visit.CachedRead.read_value", fail)
     page = visitor.open_page("/queues", 500)
     assert ("Something went wrong" in page, "secret" in page) == (True, False)
+
+
+def test_names_of_schedules_and_workers_lead_to_them(world: World, visitor: Visitor) -> None:
+    assert 'href="/console/schedules/nightly"' in visitor.open_page()
+    assert 'href="/console/jobs?worker=worker-1"' in visitor.open_page(f"/jobs/{world.running}")

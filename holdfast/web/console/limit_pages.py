@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from holdfast.core.errors import Invalid
 from holdfast.core.validation import parse_count
+from holdfast.views.limits import parse_key_values
 from holdfast.web.console import ROOT
 from holdfast.web.console.actions import simple_action
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
@@ -75,6 +76,15 @@ async def pause_limit(visit: Visit) -> ApiResponse:
     return visit.redirect_to(f"limits/{quote(name)}", "limit_paused")
 
 
+async def resume_limit(visit: Visit) -> ApiResponse:
+    """Ends a pause of a limit, or of one value of its key; it goes back to the page of the form."""
+    name, value = visit.path["limit"], visit.form_value("value")
+    body: dict[str, Any] = {"values": parse_key_values([value])} if value else {}
+    await visit.call_operation("resume_limit", (), body, limit=name)
+    page = "" if visit.form_value("back") == "overview" else f"limits/{quote(name)}"
+    return visit.redirect_to(page, "limit_resumed", [("value", value)] if value else [])
+
+
 ROUTES = (
     PageRoute("GET", f"{ROOT}/limits", show_limits),
     PageRoute("GET", f"{ROOT}/limits/{{limit}}", show_limit),
@@ -85,7 +95,5 @@ ROUTES = (
     PageRoute(
         "POST", f"{ROOT}/limits/{{limit}}/reset", simple_action("reset_limit", "limit", "limits/{}", "limit_reset")
     ),
-    PageRoute(
-        "POST", f"{ROOT}/limits/{{limit}}/resume", simple_action("resume_limit", "limit", "limits/{}", "limit_resumed")
-    ),
+    PageRoute("POST", f"{ROOT}/limits/{{limit}}/resume", resume_limit),
 )

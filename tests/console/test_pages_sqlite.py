@@ -432,3 +432,10 @@ def test_unexpected_error_is_a_page_without_details(visitor: Visitor, monkeypatc
 def test_names_of_schedules_and_workers_lead_to_them(world: World, visitor: Visitor) -> None:
     assert 'href="/console/schedules/nightly"' in visitor.open_page()
     assert 'href="/console/jobs?worker=worker-1"' in visitor.open_page(f"/jobs/{world.running}")
+
+
+def test_times_have_a_date_and_pages_name_their_zone(world: World, open_api: Api, visitor: Visitor) -> None:
+    at = open_api.get(f"/v1/jobs/{world.running}/lines")["lines"][0]["at"]
+    page = visitor.open_page(f"/jobs/{world.running}")
+    assert f">{at[:10]} {at[11:23]}</time>" in page
+    assert all("Times without a zone are in UTC" in text for text in (page, visitor.open_page("/errors")))

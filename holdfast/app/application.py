@@ -36,7 +36,7 @@ from holdfast.core.events import Events
 from holdfast.core.fault_points import check_environment
 from holdfast.core.job_logs import LogPage
 from holdfast.core.limits import Limit
-from holdfast.core.models import Attempt, BulkResult, Job, JobFilter, NewJob, Page, ReplayRate, Submitted
+from holdfast.core.models import Attempt, BulkResult, Job, JobFilter, NewJob, Page, ReplayRate, States, Submitted
 from holdfast.core.portal import drive_coroutine, requires_loop, running_loop
 from holdfast.core.resources import Resources
 from holdfast.core.schedule import Schedule
@@ -399,10 +399,10 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         return await store.admin.replay(chosen, force=force, payload=text, from_step=number, limit=limit, pace=pace)
 
     @requires_loop
-    async def delete(self, selection: str | Selection, *, limit: int = 1000) -> BulkResult:
-        """Remove jobs that are not running, with key and history."""
+    async def delete(self, selection: str | Selection, *, limit: int = 1000, states: States = None) -> BulkResult:
+        """Remove jobs that are not running, with key and history. ``states``: refuses a job in any other."""
         check_limit(limit)
-        return await (await self.open_store()).admin.delete(await self._ids(selection), limit=limit)
+        return await (await self.open_store()).admin.delete(await self._ids(selection), limit=limit, states=states)
 
     async def _ids(self, selection: str | Selection) -> Selection:
         if isinstance(selection, JobFilter):

@@ -351,8 +351,9 @@ def dlq_replay(
 @click.pass_obj
 def dlq_purge(session: Session, *, ids: tuple[str, ...], filters: Filters, everything: bool, dry_run: bool) -> int:
     """Delete dead letters for good."""
-    change = msgspec.structs.replace(DELETE, legal=frozenset(_DEAD))
-    _check_dead(session, ids, "`holdfast delete` takes any job")
+    advice = "`holdfast delete` takes any job"
+    _check_dead(session, ids, advice)
+    change = msgspec.structs.replace(DELETE, legal=frozenset(_DEAD), advice=advice, options={"states": _DEAD})
     return run_bulk(session, change, ids, filters, everything=everything, dry_run=dry_run)
 
 

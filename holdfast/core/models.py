@@ -7,6 +7,7 @@ results are JSON *text*, never decoded by a store.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -35,6 +36,8 @@ class JobState(StrEnum):
 
 
 _STATES = tuple(JobState)
+States = Collection[JobState] | None
+"""States that a write may find a job in; None: any that the operation accepts."""
 TERMINAL = frozenset({JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED})
 NOT_STARTED = frozenset({JobState.SCHEDULED, JobState.WAITING, JobState.QUEUED, JobState.FAILED})
 """States of a job that waits for its first or its next attempt."""

@@ -51,6 +51,7 @@ from holdfast.core.models import (
     ReplayRate,
     Settled,
     Settlement,
+    States,
     Step,
     Submitted,
     TxOutcome,
@@ -140,8 +141,7 @@ class Queueing(Protocol):
         """Return when one of the topics may have a notification, at the latest after ``timeout`` seconds.
 
         Topics: ``queue:NAME`` or ``queue:*`` (something became ready), ``job:ID`` (it ended) or ``job:*`` (any),
-        ``worker:ID`` (a command, or a cancellation of one of its jobs). May return early, never late.
-        """
+        ``worker:ID`` (a command, or a cancellation of one of its jobs). May return early, never late."""
 
 
 class Admin(Protocol):
@@ -168,8 +168,8 @@ class Admin(Protocol):
         """Change a job that has not started, in the write that finds it so: a worker takes it with all of the changes,
         or they are refused. With a new time it becomes ``scheduled``, or ``queued`` where that has come."""
 
-    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        """Remove jobs that are not running, with their keys and history."""
+    async def delete(self, selection: Selection, *, limit: int = 1000, states: States = None) -> BulkResult:
+        """Remove jobs that are not running, with their keys and history; where given, only those in ``states``."""
 
     async def pause(self, queue: str) -> None:
         """No later claim takes a job of this queue."""

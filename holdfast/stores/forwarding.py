@@ -32,6 +32,7 @@ from holdfast.core.models import (
     ReplayRate,
     Settled,
     Settlement,
+    States,
     Step,
     Submitted,
     TxOutcome,
@@ -218,8 +219,8 @@ class ForwardingAdmin:
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
         return await self._intercept("edit", lambda: self._inner.edit(job_id, changes))
 
-    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        return await self._intercept("delete", lambda: self._inner.delete(selection, limit=limit))
+    async def delete(self, selection: Selection, *, limit: int = 1000, states: States = None) -> BulkResult:
+        return await self._intercept("delete", lambda: self._inner.delete(selection, limit=limit, states=states))
 
     async def pause(self, queue: str) -> None:
         await self._intercept("pause", lambda: self._inner.pause(queue))

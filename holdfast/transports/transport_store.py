@@ -27,6 +27,7 @@ from holdfast.core.models import (
     QueueInfo,
     Settled,
     Settlement,
+    States,
     Submitted,
     TxOutcome,
 )
@@ -298,7 +299,7 @@ class TransportAdmin(ForwardingAdmin):
                 await self._transport.announce_changes([job_id])
         return operated
 
-    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
+    async def delete(self, selection: Selection, *, limit: int = 1000, states: States = None) -> BulkResult:
         """Remove the jobs, and dead ones from their list: at once where the selection says which queues they are of."""
         queues: set[str] = set()
         if isinstance(selection, JobFilter):
@@ -306,7 +307,7 @@ class TransportAdmin(ForwardingAdmin):
         else:
             located = await self._queries.locate_jobs(selection)
             queues.update(queue for queue, state in located.values() if state is JobState.DEAD)
-        operated = await self._inner.delete(selection, limit=limit)
+        operated = await self._inner.delete(selection, limit=limit, states=states)
         if any(state is JobState.DEAD for _, state in operated.changed):
             with suppress(HoldfastError):
                 await (

@@ -190,10 +190,12 @@ async def replay_job(call: RequestContext, job: Job) -> ApiResponse:
 async def delete_one(call: RequestContext) -> ApiResponse:
     """Delete a job that is not running."""
     job = await find_job(call, call.path["job_id"])
-    operated = await call.app.delete(job.id)
+    states = call.query.get("state")
+    operated = await call.app.delete(job.id, states=states and [*map(JobState, states)])
     if not operated.changed:
-        refused_state(operated)  # raises NotFound if it is gone
-        raise Conflict(f"job {job.id} cannot be deleted: {DELETE.advice}")
+        state = refused_state(operated)  # raises NotFound if it is gone
+        why = f"it is {state} now" if state in DELETE.legal else DELETE.advice
+        raise Conflict(f"job {job.id} cannot be deleted: {why}")
     call.changed.append(job.id)
     return ApiResponse(204)
 
@@ -386,6 +388,7 @@ OPERATIONS = (
         group="Jobs",
         summary="Delete a job that is not running; its key is free again",
         handler=delete_one,
+        query=(msgspec.structs.replace(FILTERS[0], doc="Only in this state; several: in any of them."),),
         answers={204: ResponseSpec(None, "It is gone.")},
         refusals=(404, 409),
     ),

@@ -208,6 +208,7 @@ OWN = {
     "find_tagged": {"states": None},
     "count_tagged": {"states": None, "tag": None, "of_tag": "tagged", "limit": None},
     "choose_again": {"states": [6]},
+    "deletable": {"states": [6]},
     **{name: {"states": [6], "state": 6} for name in ("find_ended", "choose_ended", "count_ended")},
 }
 

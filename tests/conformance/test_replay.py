@@ -269,6 +269,19 @@ async def test_a_running_job_cannot_be_deleted(store: Store) -> None:
     assert (await settle(store, job)).accepted
 
 
+async def test_a_job_that_was_replayed_before_its_deletion_stays(store: Store) -> None:
+    gone, replayed = await ended(store, JobState.DEAD), await ended(store, JobState.DEAD)
+    await store.admin.replay([replayed])
+
+    done = await store.admin.delete([replayed, gone], states=(JobState.DEAD, JobState.CANCELLED))
+
+    assert done == BulkResult([(gone, JobState.DEAD)], [(replayed, JobState.QUEUED)])
+    assert await state_of(store, replayed) is JobState.QUEUED
+    assert (await store.admin.delete(JobFilter(), states=(JobState.DEAD,))).changed == []
+    job = (await take(store))[0]
+    assert (await store.admin.delete([job.id], states=tuple(JobState))).refused == [(job.id, JobState.RUNNING)]
+
+
 async def test_a_deleted_jobs_id_can_be_submitted_again(store: Store) -> None:
     new = new_job()
     await store.queueing.submit([new])

@@ -76,6 +76,17 @@ def test_delete_removes_a_job_but_no_running_one(open_api: Api, visitor: Visitor
     assert (answer.status_code, "cancel it first" in answer.text) == (409, True)
 
 
+def test_job_that_was_replayed_while_the_question_was_open_is_not_deleted(
+    open_api: Api, visitor: Visitor, world: World
+) -> None:
+    form = visitor.open_page(f"/jobs/{world.dead}").partition(f'/jobs/{world.dead}/delete"')[2].partition("</form>")[0]
+    shown = dict(re.findall(r'name="(state)" value="(\w+)"', form))
+    open_api.post(f"/v1/jobs/{world.dead}/replay")
+    answer = visitor.send(f"/jobs/{world.dead}/delete", shown)
+    assert (answer.status_code, "it is queued now" in answer.text) == (409, True)
+    assert _job(open_api, world.dead)["state"] == "queued"
+
+
 def test_errors_lead_to_a_replay_of_their_jobs(open_api: Api, visitor: Visitor) -> None:
     ids = [open_api.dead(f"ValueError: card {number} declined") for number in range(3)]
     other = open_api.dead("KeyError: 'city'")

@@ -181,6 +181,20 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(cli: Cli) -> None:
     assert [cli.state(each) for each in (first, waiting, cancelled)] == ["queued", "queued", "cancelled"]
 
 
+def test_dead_letter_that_is_replayed_before_the_purge_stays(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id, replay, delete = cli.dead(), inspect.unwrap(Holdfast.replay), inspect.unwrap(Holdfast.delete)
+
+    async def replay_first(app: Holdfast, ids: list[str], **options: Any) -> BulkResult:
+        await replay(app, ids)
+        answer: BulkResult = await delete(app, ids, **options)
+        return answer
+
+    monkeypatch.setattr(Holdfast, "delete", replay_first)
+    result = cli.invoke("dlq", "purge", job_id)
+    assert (result.exit_code, "it is queued; `holdfast delete` takes any job" in result.stderr) == (1, True)
+    assert cli.state(job_id) == "queued"
+
+
 def test_a_queue_is_paused_and_resumed(cli: Cli) -> None:
     cli.run("queue", "pause", "mail", "other")
     assert {each["name"]: each["paused"] for each in cli.json("queue", "list")["queues"]} == {

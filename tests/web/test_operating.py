@@ -65,6 +65,13 @@ def test_a_deleted_job_is_gone_and_its_key_free(api: Api) -> None:
     assert api.submit(201, key="k")["id"] != first["id"]
 
 
+def test_a_job_in_another_state_than_the_caller_saw_is_not_deleted(api: Api) -> None:
+    job_id = api.submit()["id"]
+    problem = api.refused("DELETE", f"/v1/jobs/{job_id}?state=dead&state=failed", 409)
+    assert "it is queued now" in problem["detail"]
+    assert api.ask("DELETE", f"/v1/jobs/{job_id}?state=dead&state=queued").status_code == 204
+
+
 # ── many ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_dry_run_counts_and_changes_nothing(api: Api) -> None:
     for queue in ("mail", "mail", "other"):

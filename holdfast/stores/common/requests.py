@@ -13,7 +13,7 @@ import msgspec
 from holdfast.core.errors import Invalid
 from holdfast.core.job_logs import LogLine, LogPage
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
-from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate
+from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, States
 from holdfast.stores.base import AT_ONCE, EVERY_QUEUE, Selection
 
 FORGOTTEN_AFTER = timedelta(days=1)
@@ -114,9 +114,10 @@ class SelectionAdmin(ABC):
             return BulkResult([], [])
         return await self._replay(chosen, force=force, payload=payload, from_step=from_step, pace=pace)
 
-    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        chosen = await self._choose(selection, DELETABLE, limit)
-        return await self._delete(chosen) if chosen.ids else BulkResult([], [])
+    async def delete(self, selection: Selection, *, limit: int = 1000, states: States = None) -> BulkResult:
+        legal = DELETABLE if states is None else DELETABLE & frozenset(states)
+        chosen = await self._choose(selection, legal, limit)
+        return await self._delete(chosen, states) if chosen.ids else BulkResult([], [])
 
     async def _choose(
         self, selection: Selection, legal: frozenset[JobState], limit: int, *, uncancelled: bool = False
@@ -147,5 +148,5 @@ class SelectionAdmin(ABC):
         """Back to queued with all attempts, or to scheduled where it is due later."""
 
     @abstractmethod
-    async def _delete(self, chosen: Chosen) -> BulkResult:
-        """Remove jobs with their keys, tags and history."""
+    async def _delete(self, chosen: Chosen, states: States) -> BulkResult:
+        """Remove jobs with their keys, tags and history; only those in ``states`` when it writes."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate
+from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate, States
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOICE_SECONDS, SWEEP_TIME, Chosen, SelectionAdmin
@@ -131,10 +131,12 @@ class PostgresAdmin(SelectionAdmin):
         holders = dict(await fetch(self._sql["take_unique_keys"], ids=firsts, unique_keys=unique_keys))
         return [job_id for job_id in ids if job_id not in keys or holders.get(job_id) == job_id]
 
-    async def _delete(self, chosen: Chosen) -> BulkResult:
+    async def _delete(self, chosen: Chosen, states: States) -> BulkResult:
+        codes = None if states is None else [CODES[state] for state in states]
+
         async def run_in_transaction(fetch: Fetch) -> tuple[BulkResult, Resolution]:
             ids = await self._still_matching(fetch, chosen)
-            rows = await fetch(self._sql["deletable"], ids=ids)
+            rows = await fetch(self._sql["deletable"], ids=ids, states=codes)
             gone = {job_id: STATES[code] for job_id, code, _ in rows}
             ended = [job_id for job_id, _, has_dependents in rows if has_dependents and gone[job_id] not in TERMINAL]
             resolution = await self._resolve(fetch, ended, deleted=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.core.errors import Unavailable
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate
+from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, States
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores.base import AT_ONCE
 from holdfast.stores.common.requests import Chosen, SelectionAdmin
@@ -75,8 +75,8 @@ class RedisAdmin(SelectionAdmin):
             return BulkResult([(job_id, found)], [])
         return BulkResult([], [(job_id, found)])
 
-    async def _delete(self, chosen: Chosen) -> BulkResult:
-        return await self._each("delete", chosen)
+    async def _delete(self, chosen: Chosen, states: States) -> BulkResult:
+        return await self._each("delete", chosen, states=states)
 
     async def _each(
         self,
@@ -87,12 +87,14 @@ class RedisAdmin(SelectionAdmin):
         payload: str | None = None,
         from_step: int | None = None,
         pace: ReplayRate = AT_ONCE,
+        states: States = None,
     ) -> BulkResult:
         """The answer, in the order of the question. Selected jobs that match no more are left out."""
         recorded = chosen.guard or {}
         flags = ("f" if force else "") + ("w" if self._pool.address.in_one_piece else "")
         flags += "" if from_step is None else str(from_step)
-        common = verb, flags, "" if payload is None else "=" + payload
+        text = "" if payload is None else "=" + payload
+        common = verb, flags, text if states is None else f"in {' '.join(states)}"
         changed: list[tuple[str, JobState]] = []
         refused: list[tuple[str, JobState | None]] = []
         every = span_us(pace.every)

@@ -30,6 +30,7 @@ from holdfast.core.models import (
     Reason,
     Settled,
     Settlement,
+    States,
     Step,
     Submitted,
 )
@@ -209,8 +210,8 @@ class UlidAdmin(ForwardingAdmin):
     async def replay(self, selection: Selection, **options: Unpack[ReplayOptions]) -> BulkResult:
         return _read_operated(await self._inner.replay(_written_selection(selection), **options))
 
-    async def delete(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        return _read_operated(await self._inner.delete(_written_selection(selection), limit=limit))
+    async def delete(self, selection: Selection, *, limit: int = 1000, states: States = None) -> BulkResult:
+        return _read_operated(await self._inner.delete(_written_selection(selection), limit=limit, states=states))
 
 
 class UlidMaintenance(ForwardingMaintenance):

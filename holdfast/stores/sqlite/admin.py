@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate
+from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate, States
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOICE_SECONDS, Chosen, SelectionAdmin
@@ -123,12 +123,14 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         changed = dict.fromkeys([job_id], STATES[rows[0][1]]) if rows else {}
         return self._operated(transaction, [job_id], changed, more=False)
 
-    async def _delete(self, chosen: Chosen) -> BulkResult:
-        return await self._opened().writer.call(lambda transaction: self._delete_in(transaction, chosen))
+    async def _delete(self, chosen: Chosen, states: States) -> BulkResult:
+        codes = None if states is None else as_json(CODES[state] for state in states)
+        return await self._opened().writer.call(lambda transaction: self._delete_in(transaction, chosen, codes))
 
-    def _delete_in(self, transaction: Transaction, chosen: Chosen) -> BulkResult:
+    def _delete_in(self, transaction: Transaction, chosen: Chosen, codes: str | None) -> BulkResult:
         ids = self._still_matching(transaction, chosen)
-        rows = transaction.connection.execute(self._sql["deletable"], {"ids": as_json(ids)}).fetchall()
+        values = {"ids": as_json(ids), "states": codes}
+        rows = transaction.connection.execute(self._sql["deletable"], values).fetchall()
         gone = {job_id: STATES[state] for _, job_id, state, _ in rows}
         unended = [
             (job_id, "deleted")

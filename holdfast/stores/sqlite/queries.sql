@@ -718,7 +718,8 @@ delete from holdfast_payload where seq = (select seq from holdfast_job where id 
 update holdfast_job set payload = null where id = ?;
 
 -- name: deletable
-select seq, id, state, has_dependents from holdfast_job where id in (select value from json_each(:ids)) and +state <> 2;
+select seq, id, state, has_dependents from holdfast_job where id in (select value from json_each(:ids)) and +state <> 2
+  and (:states is null or +state in (select value from json_each(:states)));
 
 -- name: choose
 -- Oldest first. Operations by filter go through the table in its own order; they are rare and bounded.

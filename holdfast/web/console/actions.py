@@ -66,8 +66,9 @@ async def edit_job(visit: Visit) -> ApiResponse:
 
 
 async def delete_job(visit: Visit) -> ApiResponse:
-    """Deletes a job that is not running."""
-    await visit.call_operation("delete_job", job_id=check_reference(visit.path["job"]))
+    """Deletes a job that is not running, in the state that the page showed."""
+    shown = [pair for pair in visit.form if pair[0] == "state"]
+    await visit.call_operation("delete_job", shown, job_id=check_reference(visit.path["job"]))
     return visit.redirect_to("jobs", "deleted")
 
 

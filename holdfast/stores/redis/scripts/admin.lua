@@ -11,7 +11,8 @@ end
 
 -- name: operate (answers, partitions, transitions, waits, uniqueness, reopening, fingerprint)
 -- Cancels, replays or deletes jobs. ARGV: 4 "cancel", "replay" or "delete", 5 "f" to replay successes too, "w" to keep
--- payloads in one piece, a number to forget the steps from this one on, 6 "" or "=" and the new payload, 7 and 8
+-- payloads in one piece, a number to forget the steps from this one on, 6 "" or "=" and the new payload, and of a
+-- deletion "" or "in" and the states that it takes, 7 and 8
 -- microseconds: delay of the first replayed job, and interval between two, 9 of a replay:
 -- version of the limits. Then for each job: id, "" or the required "state claims" (else it is skipped), and of a replay
 -- its fingerprint and its field `partition`.
@@ -142,7 +143,7 @@ local function place_replayed()
 end
 
 local function delete(id, job, spec)
-    if job.state == 'running' then
+    if job.state == 'running' or ARGV[6] ~= '' and not string.find(ARGV[6], job.state or '?', 1, true) then
         return nil
     end
     transitions().dequeue(id, spec, job.state, to_number(job.lost_leases))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -70,6 +71,37 @@ def test_form_without_a_change_changes_nothing(open_api: Api, visitor: Visitor, 
     form = {"queue": "mail", "priority": "3", "payload": '{"to": "a", "count": 1}', "run": ""}
     assert visitor.act(f"/jobs/{job_id}/edit", form) == f"/jobs/{job_id}?notice=unchanged"
     assert _job(open_api, job_id) == before
+
+
+def _shown(page: str) -> dict[str, str]:
+    found = re.search(r'name="shown" value="([^"]+)"', page)
+    assert found is not None
+    return {"shown": found[1]}
+
+
+def test_form_undoes_no_change_that_another_operator_made(open_api: Api, visitor: Visitor, job_id: str) -> None:
+    form = {"queue": "mail", "priority": "3", "payload": '{"to": "a", "count": 1}'}
+    form |= _shown(visitor.open_page(f"/jobs/{job_id}"))
+    open_api.ask("PATCH", f"/v1/jobs/{job_id}", json={"queue": "later", "payload": {"to": "b"}})
+    visitor.act(f"/jobs/{job_id}/edit", {**form, "priority": "4"})
+    job = _job(open_api, job_id)
+    assert (job["queue"], job["priority"], job["payload"]) == ("later", 4, {"to": "b"})
+    answer = visitor.send(f"/jobs/{job_id}/edit", {**form, "queue": "other", "priority": "5"})
+    assert (answer.status_code, "queue and priority changed after this form was opened" in answer.text) == (409, True)
+    assert _job(open_api, job_id) == job
+
+
+def test_form_of_a_limit_undoes_no_change_that_another_operator_made(
+    open_api: Api, visitor: Visitor, world: World
+) -> None:
+    form = {"concurrency": "5", "rate": "1000/s", "burst": "", "depth": ""} | _shown(visitor.open_page("/limits/crm"))
+    open_api.ask("PATCH", "/v1/limits/crm", json={"concurrency": 2})
+    visitor.act("/limits/crm/change", {**form, "depth": "100"})
+    limit = open_api.get("/v1/limits/crm")
+    assert (limit["concurrency"], limit["depth"]) == (2, 100)
+    answer = visitor.send("/limits/crm/change", {**form, "concurrency": "9", "rate": ""})
+    assert (answer.status_code, "concurrency changed after" in answer.text) == (409, True)
+    assert open_api.get("/v1/limits/crm")["rate"] == limit["rate"]
 
 
 @pytest.mark.parametrize(

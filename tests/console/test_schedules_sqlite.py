@@ -120,6 +120,18 @@ def test_schedule_that_cannot_be_is_refused(open_api: Api, visitor: Visitor, fie
     assert open_api.get("/v1/schedules")["schedules"] == []
 
 
+def test_form_of_a_schedule_undoes_no_change_that_another_operator_made(open_api: Api, visitor: Visitor) -> None:
+    visitor.act("/schedules", FIELDS)
+    values = _values(visitor.open_page("/schedules/hourly"))
+    visitor.act("/schedules", {**values, "cron": "30 4 * * *"})
+    answer = visitor.send("/schedules", {**values, "queue": "crm"})
+    assert (answer.status_code, "cron changed after this form was opened" in answer.text) == (409, True)
+    assert open_api.get("/v1/schedules/hourly")["queue"] == "mail"
+    visitor.act("/schedules/hourly/delete")
+    assert visitor.send("/schedules", {**values, "queue": "crm"}).status_code == 404
+    assert open_api.get("/v1/schedules")["schedules"] == []
+
+
 def test_form_of_a_schedule_keeps_what_is_not_changed(open_api: Api, visitor: Visitor) -> None:
     visitor.act("/schedules", FIELDS)
     open_api.post("/v1/schedules/hourly/pause")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from urllib.parse import quote
 
@@ -47,17 +46,15 @@ def _edited_payload(visit: Visit) -> dict[str, Any]:
 
 
 async def edit_job(visit: Visit) -> ApiResponse:
-    """Changes a job that has not started: the values of the form that differ from the stored ones."""
+    """Changes a job that has not started: the values that were changed in the form."""
     visit.make_context("edit_job", {})  # its scope comes first
     job = await visit.call_operation("show_job", job_id=check_reference(visit.path["job"]))
-    body: dict[str, Any] = _edited_payload(visit)
-    if json.dumps(body.get("payload")) == json.dumps(job["payload"]):
-        del body["payload"]
+    wanted = _edited_payload(visit)
     if queue := visit.form_value("queue"):
-        body["queue"] = queue
+        wanted["queue"] = queue
     if priority := visit.form_value("priority"):
-        body["priority"] = parse_count(priority, "priority", least=-100, most=100)
-    body = {name: value for name, value in body.items() if name == "payload" or value != job[name]}
+        wanted["priority"] = parse_count(priority, "priority", least=-100, most=100)
+    body = visit.changed_values(wanted, job)
     if run := visit.form_value("run"):
         body |= {"run_at": run} if run[4:5] == "-" else {"delay": parse_duration(run, "run").total_seconds()}
     if body:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -47,7 +46,7 @@ async def delete_limit(visit: Visit) -> ApiResponse:
 
 
 async def change_limit(visit: Visit) -> ApiResponse:
-    """Changes the values of a limit: an empty field takes a value away."""
+    """Changes the values of a limit that were changed in the form: an empty field takes a value away."""
     name = visit.path["limit"]
     limit = await visit.call_operation("show_limit", limit=name)
     wanted = {
@@ -56,8 +55,7 @@ async def change_limit(visit: Visit) -> ApiResponse:
         "burst": _number(visit, "burst"),
         "depth": _number(visit, "depth"),
     }
-    body: Mapping[str, Any] = {field: value for field, value in wanted.items() if value != limit[field]}
-    if body:
+    if body := visit.changed_values(wanted, limit):
         await visit.call_operation("change_limit", body=body, limit=name)
     return visit.redirect_to(f"limits/{quote(name)}", "limit_changed")
 

@@ -108,6 +108,7 @@ def _environment() -> Environment:
         "compact": compact_json,
         "local": lambda text: datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M"),
         "field": form_value,
+        "fingerprint": fingerprint_value,
         "cut": cut_text,
         "json_field": json_field,
         "meaning": describe_state,
@@ -126,6 +127,11 @@ def _visible(value: Any) -> Any:
 def form_value(value: Any) -> Markup:
     """Returns a value for a form field, as it is: what the browser sends back must be the same."""
     return escape(value)
+
+
+def fingerprint_value(value: Any) -> str:
+    """Returns a short text that stands for a JSON value: a form says with it what it has shown."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def json_field(value: Any) -> Markup:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from msgspec.structs import replace
 
 from holdfast.core.errors import Invalid
+from holdfast.core.models import NewJob
 from holdfast.core.schedule import Overlap, Schedule, find_zone
 from holdfast.core.validation import parse_count, parse_duration
 from holdfast.tasks.codec import decode_object
@@ -48,23 +49,27 @@ async def show_schedule(visit: Visit) -> ApiResponse:
     call = visit.make_context("show_schedule", {})
     stored = await call.app.schedules.get(name)
     is_whole = shows_payload(visit, schedule) and _has_form_values_only(call, stored)
-    every = schedule["every"]
-    values = {
-        **schedule,
-        "priority": stored.job.priority,
-        "tags": ", ".join(stored.job.options.tags) if stored.job.options else "",
-        "every": int(every) if every and every.is_integer() else every,
-        "jitter": schedule["jitter"] or None,
-    }
     return visit.render_page(
         "schedule.html",
         schedule=schedule,
         runs=runs["runs"],
         timing=describe_timing(schedule),
-        values=values,
+        values=_form_values(schedule, stored.job),
         overlaps=[*Overlap],
         can_edit=schedule["owner"] is None and is_whole,
     )
+
+
+def _form_values(schedule: Mapping[str, Any], job: NewJob) -> dict[str, Any]:
+    """Returns the values of the form for a schedule, of which ``job`` is the first."""
+    every = schedule["every"]
+    return {
+        **schedule,
+        "priority": job.priority,
+        "tags": ", ".join(job.options.tags) if job.options else "",
+        "every": int(every) if every and every.is_integer() else every,
+        "jitter": schedule["jitter"] or None,
+    }
 
 
 def _has_form_values_only(call: RequestContext, schedule: Schedule) -> bool:
@@ -80,11 +85,13 @@ def _has_form_values_only(call: RequestContext, schedule: Schedule) -> bool:
 
 # ── definitions ───────────────────────────────────────────────────────────────────────────────────────────────────────
 async def save_schedule(visit: Visit) -> ApiResponse:
-    """Adds the schedule of the form, or replaces the one that the form was for."""
+    """Adds the schedule of the form, or replaces the one that the form was for, if it is as the form showed it."""
     visit.make_context("add_schedule", {})  # its scope comes first
     body = _form_body(visit)
     if is_edit := bool(visit.form_value("replace")):
         body["replace"] = True
+        found = await visit.call_operation("show_schedule", schedule=body["name"])
+        visit.check_shown(_form_values(found, (await visit.console.app.schedules.get(body["name"])).job))
     schedule = await visit.call_operation("add_schedule", body=body)
     notice = "schedule_changed" if is_edit else "schedule_added"
     return visit.redirect_to(f"schedules/{quote(schedule['name'])}", notice)

@@ -9,13 +9,13 @@ from urllib.parse import parse_qsl, quote, urlencode
 import msgspec
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import Invalid, NotFound
+from holdfast.core.errors import Conflict, Invalid, NotFound
 from holdfast.core.models import QueueInfo
 from holdfast.tasks.codec import RawText, decode_json
 from holdfast.web.console import ROOT
 from holdfast.web.console.cached import CachedRead, FailedJobs, RunningJobs, SharedRefreshes
 from holdfast.web.console.charts import HistoryCharts
-from holdfast.web.console.rendering import asset_version, html_response
+from holdfast.web.console.rendering import asset_version, fingerprint_value, html_response
 from holdfast.web.console.sessions import BrowserSession, Sessions
 from holdfast.web.fields import read_query
 from holdfast.web.keys import Principal
@@ -115,6 +115,29 @@ class Visit:
     def form_value(self, name: str) -> str:
         """Returns the trimmed value of a form field; "" if it is missing."""
         return next((value.strip() for field, value in self.form if field == name), "")
+
+    def changed_values(self, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the values of a form that differ from what it showed, and from the stored ones. Raises Conflict if
+        one of these is no longer stored as it was shown."""
+        shown, now = self._shown_values, {name: fingerprint_value(stored[name]) for name in wanted}
+        changed = [
+            name for name, value in wanted.items() if fingerprint_value(value) not in (now[name], shown.get(name))
+        ]
+        self.check_shown({name: stored[name] for name in changed})
+        return {name: wanted[name] for name in changed}
+
+    def check_shown(self, stored: Mapping[str, Any]) -> None:
+        """Raises Conflict if one of these stored values is not the one that the form showed."""
+        shown = self._shown_values
+        if stale := [name for name in stored if shown.get(name, now := fingerprint_value(stored[name])) != now]:
+            what = " and ".join(stale)
+            raise Conflict(f"{what} changed after this form was opened: nothing was saved; open the page again")
+
+    @property
+    def _shown_values(self) -> dict[str, str]:
+        """Returns the fingerprints of the values that the form showed."""
+        pairs = (each.partition(":") for each in self.form_value("shown").split())
+        return {name: mark for name, _, mark in pairs}
 
     # ── operations ────────────────────────────────────────────────────────────────────────────────────────────
     async def call_operation(

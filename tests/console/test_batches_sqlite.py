@@ -64,6 +64,23 @@ def test_page_has_jobs_by_state_and_callbacks(open_api: Api, visitor: Visitor, w
     assert 'aria-current="true">cancelled' in cancelled
 
 
+def test_notice_claims_only_what_was_changed(open_api: Api, visitor: Visitor, world: World) -> None:
+    place = f"/batches/{world.batch}"
+    assert visitor.act(f"{place}/replay-jobs") == f"{place}?notice=members_replayed"
+    assert visitor.act(f"{place}/replay-jobs") == f"{place}?notice=members_kept"
+    assert "No job of the batch was changed" in visitor.open_page(visitor.landed)
+
+
+def test_notice_says_that_some_jobs_were_refused(open_api: Api, visitor: Visitor) -> None:
+    unique = {"task": "work", "payload": {"to": "one"}, "unique": {"during": "active"}}
+    jobs = [{"task": "work", "payload": {}}, unique]
+    batch = open_api.post("/v1/batches", {"jobs": jobs}, 201)["id"]
+    visitor.act(f"/batches/{batch}/cancel-jobs")
+    open_api.post("/v1/jobs", unique, 201)
+    assert visitor.act(f"/batches/{batch}/replay-jobs") == f"/batches/{batch}?notice=members_refused"
+    assert "Some jobs of the batch were changed" in visitor.open_page(visitor.landed)
+
+
 def test_page_of_a_job_leads_to_its_batch(open_api: Api, visitor: Visitor, world: World) -> None:
     member = open_api.get(f"/v1/jobs/{world.batch}/waits")["dependencies"][0]["job_id"]
     for job in (member, world.batch):

@@ -132,8 +132,11 @@ async def _change_members(visit: Visit, operation: str, states: Sequence[str], n
     job = await _find_batch(visit)
     members, _ = await _read_jobs(visit, job["id"])
     ids = [each["id"] for each in members if JobState(each["state"]) in states][:MAX_JOBS]
-    if ids:
-        await visit.call_operation(operation, body={"ids": ids})
+    answer = await visit.call_operation(operation, body={"ids": ids}) if ids else {"count": 0, "refused": []}
+    if not answer["count"]:
+        notice = "members_kept"
+    elif answer["refused"]:
+        notice = "members_refused"
     return visit.redirect_to(f"batches/{job['id']}", notice)
 
 

@@ -32,6 +32,8 @@ NOTICES = {
     "batch_cancelled": "The batch is cancelled. Its jobs go on.",
     "members_cancelled": "The jobs of the batch are cancelled, or were asked to stop.",
     "members_replayed": "The dead and cancelled jobs of the batch are queued again.",
+    "members_kept": "No job of the batch was changed: none has a state that allows it, with its unique key free.",
+    "members_refused": "Some jobs of the batch were changed; others have another state now, or lost their unique key.",
     "copied": "This is a new job, a copy of the other one.",
     "queue_paused": "The queue is paused. Running jobs go on.",
     "queue_resumed": "The queue is resumed.",

@@ -237,6 +237,22 @@ def test_result_of_a_bulk_change_leads_on(
         visitor.open_page(path)
 
 
+@pytest.mark.parametrize(("action", "state"), [("delete", "queued"), ("cancel", "cancelled")])
+def test_bulk_change_leaves_jobs_alone_that_come_after_the_count(
+    open_api: Api, visitor: Visitor, action: str, state: str
+) -> None:
+    counted = open_api.submit(queue="bulky")["id"]
+    page = visitor.preview({"action": action, "queue": "bulky", "since": "10m", "until": "2099-01-31T08:00:00Z"})
+    form = dict(re.findall(r'name="(\w+)" value="([^"]*)"', page.partition('/bulk/run"')[2].partition("</form>")[0]))
+    assert form["until"] < "2099"
+    assert re.match(r"\d{4}-", form["since"])
+    later = open_api.submit(queue="bulky")["id"]
+    assert "<strong>1</strong> job is" in visitor.change_many(form)
+    assert _job(open_api, later)["state"] == "queued"
+    if action == "cancel":
+        assert _job(open_api, counted)["state"] == state
+
+
 def test_bulk_replay_has_a_rate(open_api: Api, visitor: Visitor) -> None:
     ids = [open_api.dead() for _ in range(3)]
     visitor.send("/bulk/run", {"action": "replay", "state": "dead", "rate": "1/h"})

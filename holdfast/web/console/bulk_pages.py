@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from holdfast.core.errors import Invalid
+from holdfast.core.models import to_datetime, to_microseconds
 from holdfast.core.validation import parse_count
-from holdfast.views.formatting import format_timestamp
+from holdfast.views.formatting import Filters, format_timestamp
 from holdfast.web.console import ROOT
 from holdfast.web.console.job_pages import check_filters
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
@@ -26,6 +27,7 @@ _DONE = {"replay": "queued again", "cancel": "cancelled or asked to stop", "dele
 _NEW_STATES: Mapping[str, tuple[str, ...]] = {"replay": ("queued",), "cancel": ("cancelled",), "delete": ()}
 _NOT_STARTED_AFTER = "not_started_after"
 _CHANGED_FILTERS = ("state", "reason", "error", "error_group", _NOT_STARTED_AFTER)  # changed jobs may not match these
+_TIMES = ("since", "until", _NOT_STARTED_AFTER)
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -79,10 +81,25 @@ def _read_change(pairs: Pairs, fields: Sequence[str]) -> BulkChange:
     return BulkChange(action, check_filters(pairs, fields), given.get("rate", ""))
 
 
+async def _fix_times(visit: Visit, change: BulkChange) -> BulkChange:
+    """Returns the change with instants for its times. What is submitted later is neither deleted nor cancelled."""
+    app = visit.console.app
+    now = to_datetime(await (await app.open_store()).health.server_time_us())
+    given = {name: text for name, text in change.filters if name in _TIMES}
+    where = await msgspec.convert(given, Filters).build_filter(app)
+    until = where.created_before if change.action == "replay" else min(where.created_before or now, now)
+    times = zip(_TIMES, (where.created_after, until, where.not_started_after), strict=True)
+    fixed = [(name, format_timestamp(to_microseconds(at))) for name, at in times if at is not None]
+    kept = [pair for pair in change.filters if pair[0] not in _TIMES]
+    return msgspec.structs.replace(change, filters=[*kept, *fixed])
+
+
 async def preview_bulk(visit: Visit) -> ApiResponse:
     """Counts the jobs that an action would change, and asks for confirmation. Changes nothing."""
     change, problem = _read_change(read_pairs(visit.request), _PREVIEW_FIELDS), ""
-    operation, body = _OPERATIONS[change.action], {**change.request_body, "dry_run": True}
+    visit.make_context(operation := _OPERATIONS[change.action], {})  # its scope comes first
+    change = await _fix_times(visit, change)
+    body = {**change.request_body, "dry_run": True}
     try:
         counted = await visit.call_operation(operation, body={**body, **change.pace})
     except Invalid as error:

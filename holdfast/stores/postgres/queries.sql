@@ -945,8 +945,7 @@ from (
 
 -- name: deletable
 select id::text, state, has_dependents from holdfast.job
-where id = any(:ids::uuid[]) and state + 0 <> 2 and (:states::smallint[] is null or state + 0 = any(:states))
-for update;
+where id = any(:ids::uuid[]) and state + 0 <> 2 and (:states::smallint[] is null or state + 0 = any(:states)) for update;
 
 -- name: choose
 -- Oldest first. Operations by filter go through the table in its own order; they are rare and bounded.

@@ -129,8 +129,7 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
 
     def _delete_in(self, transaction: Transaction, chosen: Chosen, codes: str | None) -> BulkResult:
         ids = self._still_matching(transaction, chosen)
-        values = {"ids": as_json(ids), "states": codes}
-        rows = transaction.connection.execute(self._sql["deletable"], values).fetchall()
+        rows = transaction.connection.execute(self._sql["deletable"], {"ids": as_json(ids), "states": codes}).fetchall()
         gone = {job_id: STATES[state] for _, job_id, state, _ in rows}
         unended = [
             (job_id, "deleted")

@@ -99,7 +99,7 @@ for _, queue in ipairs(queues) do
         return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. key_type .. ', not a ' .. KEY_TYPE)
     end
 end
-redis.call('SET', READY .. '@probe', '1', 'PX', 1000)
+redis.call('SET', READY .. '@probe', seconds(), 'PX', 1000)
 
 -- name: end_sweep
 -- TOKEN: releases the lock of the sweep that holds it with this token.

@@ -102,10 +102,10 @@ class Settings(ServiceSettings):
         optional("none", REDIS_URL), "none", "The Redis of the transport, with the parameters of its driver only."
     )
     transport_key = Setting(
-        REDIS_KEY, "{holdfast}:ready", "The transport's key for queue default; :QUEUE is appended for another."
+        REDIS_KEY, "{holdfast:transport}:ready", "The transport's key for queue default; :QUEUE is appended for others."
     )
     transport_dead_key = Setting(
-        REDIS_KEY, "{holdfast}:dead", "The key of the list, or stream, of dead letters, in the same way."
+        REDIS_KEY, "{holdfast:transport}:dead", "The key of the list, or stream, of dead letters, in the same way."
     )
     app = Setting(optional("none", TARGET), "none", "The application whose tasks commands and workers use.")
     queues = Setting(

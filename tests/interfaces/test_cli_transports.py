@@ -121,7 +121,7 @@ ON_POSTGRES = 'url = "postgresql://db/x"\ntransport = "redis_list"\n'
         ),
         (ON_POSTGRES + 'transport_url = "postgresql://db/x"', "transport_url: name a Redis or Valkey"),
         (
-            ON_POSTGRES + 'transport_url = "redis://h"\ntransport_key = "{holdfast}:dead"',
+            ON_POSTGRES + 'transport_url = "redis://h"\ntransport_key = "{holdfast:transport}:dead"',
             "transport_dead_key: it is transport_key too",
         ),
         ('transport = "rabbit"', "write one of none, redis_list, redis_stream"),

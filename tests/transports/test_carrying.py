@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import Unavailable
 from holdfast.core.job_changes import JobChanges
@@ -20,6 +21,7 @@ from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.pool import PostgresPool, Rows
 from holdfast.transports import redis
+from tests.support.redis import Redis
 from tests.support.spoiling import session
 from tests.transports.support import RETRY_FOR, Pairing, claim, ending, new_job, put, take, until
 
@@ -381,3 +383,16 @@ async def test_expired_job_is_refused_and_acknowledged(pairing: Pairing) -> None
         assert [job.id for job in claimed.jobs] == kept
         assert (len(claimed.expired), claimed.refused) == (1, 1)
         assert pairing.waiting() == []
+
+
+@pytest.mark.parametrize("transport", ["redis_list", "redis_stream"])
+async def test_a_redis_store_beside_the_transport_keeps_its_jobs(
+    postgres_url: str, redis_of_its_own: Redis, transport: str
+) -> None:
+    """Both with the names they have unless told otherwise, in one database of Redis."""
+    url = redis_of_its_own.url()
+    async with Holdfast(url) as neighbor, Holdfast(postgres_url, transport=transport, transport_url=url) as app:
+        on_redis, carried = await neighbor.open_store(), await app.open_store()
+        theirs, ours = await put(on_redis), await put(carried)
+
+        assert (await take(carried), await take(on_redis)) == (ours, theirs)

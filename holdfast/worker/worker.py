@@ -200,17 +200,19 @@ class Worker:
         return None
 
     async def _open(self, store: Store) -> HandlerInvoker:
-        """Prepares the resources of handlers and registers the worker; Unavailable if a living one has its id."""
+        """Prepares the resources of handlers and registers the worker.
+
+        Raises Unavailable if a living one has its id, and what the store says if it refuses to register the worker."""
         await self._check_name(store)  # before anything is started
         self._app.limits.check_declared(merge_limits(self._app.declared_limits, self.shared.settings))
         invoker = HandlerInvoker(self._app, self.shared.settings)
         try:
             await invoker.open()
             await self._check_name(store)  # again: another worker may have registered meanwhile
+            await self._register()  # not in _try_step: a store that refuses this would refuse every claim
         except BaseException:
             await invoker.close()
             raise
-        await self._try_step(self._register(), "registering the worker")  # before the first claim
         return invoker
 
     async def _until_stopped(self, services: Sequence[asyncio.Future[Any]]) -> None:

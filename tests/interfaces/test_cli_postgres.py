@@ -76,6 +76,30 @@ def test_a_server_that_is_away_exits_75(tmp_path: Path, words: list[str]) -> Non
     assert "cannot be reached" in output
 
 
+def test_a_worker_whose_role_may_not_write_exits_78_before_it_starts(strict: Postgres, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    with strict.fresh_schema() as schema:
+        given(tmp_path, 0, "migrate", "--url", strict.url(schema=schema))
+        strict.execute(
+            f"drop role if exists reader; create role reader login password '{PASSWORD}';"
+            f"grant usage on schema {schema} to reader; grant select on all tables in schema {schema} to reader;"
+            f"grant execute on all functions in schema {schema} to reader"
+        )
+        output = given(tmp_path, 78, *WORKER, "--url", strict.url(user="reader", schema=schema))
+    assert "refuses us: permission denied" in output
+    assert "worker_started" not in output
+
+
+def test_a_worker_whose_database_takes_no_writes_exits_75_before_it_starts(strict: Postgres, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    with strict.fresh_schema() as schema:
+        url = strict.url(schema=schema)
+        given(tmp_path, 0, "migrate", "--url", url)
+        output = given(tmp_path, 75, *WORKER, "--url", f"{url}&default_transaction_read_only=on")
+    assert "takes no writes" in output
+    assert "worker_started" not in output
+
+
 def test_a_password_that_was_not_encoded_is_not_shown(tmp_path: Path) -> None:
     for url in (f"postgresql://app:{SECRET}#2@host/db", f"postgresql://app:1/{SECRET}@host/db"):
         assert "percent-encode" in given(tmp_path, 78, "status", "--url", url)

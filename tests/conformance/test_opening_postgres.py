@@ -218,6 +218,12 @@ async def test_a_missing_database(strict: Postgres) -> None:
     assert 'database "nothing" does not exist' in await refused(strict.url("nothing"), ConfigError)
 
 
+async def test_a_database_that_is_closed_to_connections(strict: Postgres) -> None:
+    name = strict.create_database()
+    strict.execute(f"alter database {name} allow_connections false")
+    assert "not currently accepting connections" in await refused(strict.url(name), Unavailable)
+
+
 async def test_a_database_in_another_encoding() -> None:
     server = postgres.shared()
     name = f"latin_{id(server)}"

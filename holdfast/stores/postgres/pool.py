@@ -205,6 +205,8 @@ class PostgresPool:
             )
         except asyncpg.TargetServerAttributeNotMatched as error:
             raise ConnectionError("no host of the URL takes writes") from error
+        except asyncpg.ObjectNotInPrerequisiteStateError as error:  # of the database: allow_connections is false
+            raise ConnectionError(_line(error)) from error
         except asyncpg.ProtocolViolationError as error:
             if "startup parameter" not in str(error):
                 raise

@@ -196,8 +196,9 @@ async def test_a_primary_that_takes_no_more_writes_is_left(url: str) -> None:
         async with opened(url) as store:
             await put(store)
             server.change(default_transaction_read_only="on")
-            with pytest.raises(Unavailable, match="read-only"):
+            with pytest.raises(Unavailable, match="read-only") as caught:
                 await store.queueing.submit([new_job()])
+            assert (caught.value.outcome, "all the same" in str(caught.value)) == ("", False), "it cannot be stored"
             assert (await store.query.count(JobFilter())) == 1
 
             server.change(default_transaction_read_only="off")

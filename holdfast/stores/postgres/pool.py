@@ -437,13 +437,13 @@ class PostgresPool:
                     raise Unavailable(f"{self._place()}: {_line(error)}; try again") from error
                 await asyncio.sleep(random.uniform(0, 0.01 * 2**conflicts))
             except _UNREACHABLE as error:
-                if on_uncertain is not None:
+                writes = not isinstance(error, asyncpg.ReadOnlySQLTransactionError)
+                if on_uncertain is not None and writes:
                     on_uncertain()
                 silent = isinstance(error, TimeoutError)
                 if silent:
                     self._drop_idle()
                 if max(time.monotonic(), self._connect_at) > give_up or silent:
-                    writes = not isinstance(error, asyncpg.ReadOnlySQLTransactionError)
                     trouble = "cannot be reached" if writes else "takes no writes"
                     raise Unavailable(f"{self._place()} {trouble}: {_line(error)}") from error
                 await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))

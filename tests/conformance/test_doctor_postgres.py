@@ -82,6 +82,12 @@ async def test_commits_that_do_not_wait_for_the_standby(server: Postgres, schema
     assert found.remedy
 
 
+async def test_a_server_that_takes_no_writes(server: Postgres, schema: str) -> None:
+    await findings(server, schema)
+    found = await finding(server, schema, "rights", default_transaction_read_only="on")
+    assert (found.level, "takes no writes" in found.text, bool(found.remedy)) == ("error", True, True)
+
+
 async def test_autovacuum_switched_off_for_the_table(server: Postgres, schema: str) -> None:
     await findings(server, schema)
     server.execute(f"alter table {schema}.job set (autovacuum_enabled = off)")

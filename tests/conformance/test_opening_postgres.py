@@ -191,7 +191,7 @@ async def test_doctor_names_the_grants_that_a_role_lacks(schema: str, limited: s
     (before,) = [finding for finding in await store.health.doctor() if finding.name == "rights"]
     assert before.level == "error"
     for name in ("job", "key", "job_seq_seq"):
-        assert name in before.text.split("all of ")[1].split(", ")
+        assert name in before.text.split(" on ")[1].split(", ")
     for grant in before.remedy.removeprefix("as their owner: ").split("; "):
         postgres.shared().execute(grant, user=USER)
     (after,) = [finding for finding in await store.health.doctor() if finding.name == "rights"]

@@ -42,6 +42,8 @@ async def test_a_replica_is_not_written_to(hurried: None) -> None:
             primary.execute("REPLICAOF", "127.0.0.1", 1)  # now no server takes writes
             with pytest.raises(Unavailable, match="read only replica"):
                 await store.queueing.submit([new_job()])
+            (found,) = [each for each in await store.health.doctor() if each.name == "failover"]
+            assert (found.level, "takes no writes" in found.text, bool(found.remedy)) == ("error", True, True)
             primary.execute("REPLICAOF", "NO", "ONE")
             await until_it_works(lambda: store.queueing.submit([new_job()]))
             assert await store.query.count(JobFilter()) == 2

@@ -51,7 +51,8 @@ select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid join pg
 where n.nspname = $1 and i.indisvalid
 """
 _NOT_GRANTED = """
-select quote_ident(current_user), string_agg(c.relname, ', ' order by c.relname) from pg_class c
+select quote_ident(current_user), string_agg(c.relname, ', ' order by c.relname),
+    current_setting('transaction_read_only') = 'on' from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and case c.relkind
     when 'r' then not (has_table_privilege(c.oid, 'select') and has_table_privilege(c.oid, 'insert')
@@ -128,14 +129,18 @@ async def durability(connection: Connection) -> Finding:
 
 
 async def _rights(connection: Connection, schema: str) -> Finding:
-    role, names = await connection.fetchrow(_NOT_GRANTED, schema)
+    role, names, read_only = await connection.fetchrow(_NOT_GRANTED, schema)
+    if read_only:
+        remedy = "name the primary in the URL, or set default_transaction_read_only = off"
+        return Finding("rights", "error", f"the role {role} meets a server that takes no writes", remedy)
     if names is None:
         return Finding("rights", "ok", f"the role {role} may do what workers and submitters do")
     remedy = (
         f"as their owner: grant select, insert, update, delete on all tables in schema {schema} to {role}; "
         f"grant select, usage on all sequences in schema {schema} to {role}"
     )
-    return Finding("rights", "error", f"the role {role} may not use all of {names}", remedy)
+    text = f"the role {role} lacks select, insert, update or delete, or usage of a sequence, on {names}"
+    return Finding("rights", "error", text, remedy)
 
 
 async def _transactions(connection: Connection) -> Finding:

@@ -125,6 +125,8 @@ def _log(facts: ServerInfo) -> Finding:
 def _failover(info: Mapping[str, str], pool: NamespacePool) -> Finding:
     there, waited = int(info.get("connected_slaves", "0")), pool.address.replicas
     text = f"role={info.get('role', '?')}, {there} replicas, {waited} waited for"
+    if info.get("slave_read_only") == "1":  # only replicas say so
+        return Finding("failover", "error", f"{text}: it takes no writes", "name the primary in the URL")
     if there < waited:
         return Finding("failover", "error", f"{text}: nothing is acknowledged", "start replicas, or wait for fewer")
     if waited and there == waited:

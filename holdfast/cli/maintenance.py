@@ -106,7 +106,10 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
     try:
         app = session.load()
         if is_loaded:
-            yield Finding("application", "ok", f"{settings.app} has {count_noun(len(app.registry), 'task')}")
+            text = f"{settings.app} has {count_noun(len(app.registry), 'task')}"
+            lacks_tasks = app.settings.commands == "off" and not app.registry
+            remedy = "import the modules of its tasks in it" if lacks_tasks else ""
+            yield Finding("application", "warning" if lacks_tasks else "ok", text, remedy)
     except ConfigError as error:
         yield Finding("application", "error", str(error).split("\n", 1)[0], "mend the application's module")
         app, is_loaded = Holdfast(settings=settings), False

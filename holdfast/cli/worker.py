@@ -64,6 +64,8 @@ def worker_start(session: Session, /, *, drain: bool, **given: str | None) -> in
     settings = app.settings
     for warning in settings.warnings:
         print_note(f"warning: {warning}")
+    if settings.commands == "off" and not app.registry:
+        print_note("warning: the application has no tasks, so no job can run; import the modules of its tasks in it")
     finish_logs = configure_logs(settings, app.events)
     if sys.stderr.isatty():
         app.events.subscribe(_tell_waiting, WorkerStopping)

@@ -171,6 +171,18 @@ def test_secrets_of_the_application_s_code_hold_beside_options(cli: Cli) -> None
     assert {name: settings.get_value(name) for name in urls} == urls
 
 
+@pytest.mark.parametrize(("commands", "warns"), [("off", True), ("shell", False)])
+def test_a_worker_and_the_doctor_warn_of_an_application_without_tasks(commands: str, warns: bool, cli: Cli) -> None:
+    target = cli.write_jobs(f"from holdfast import Holdfast\n\napp = Holdfast(commands={commands!r})\n")
+    ended = cli.complete("worker", "start", "--drain", "--app", target)
+    assert (ended.returncode, b"warning: the application has no tasks" in ended.stderr) == (0, warns)
+    findings = {each["name"]: each for each in cli.json("doctor", "--app", target)["findings"]}
+    assert (findings["application"]["level"], bool(findings["application"]["remedy"])) == (
+        "warning" if warns else "ok",
+        warns,
+    )
+
+
 def test_a_worker_needs_tasks_or_commands(cli: Cli) -> None:
     assert "HOLDFAST_APP" in cli.fail("worker", "start", code=78)
     for words in (

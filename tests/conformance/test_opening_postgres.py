@@ -12,8 +12,10 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from holdfast.core.dependencies import Dependency
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
 from holdfast.core.ids import new_id
+from holdfast.core.models import JobFilter
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
 from holdfast.stores.postgres import store as store_schema
@@ -198,6 +200,26 @@ async def test_doctor_names_the_grants_that_a_role_lacks(schema: str, limited: s
     assert after.level == "ok"
     await store.close()
     assert await works(postgres.shared().url(user=limited, schema=schema))
+
+
+async def test_grants_of_the_page_suffice_to_submit(schema: str, limited: str) -> None:
+    """First what `holdfast.submit()` needs, then what a program needs."""
+    server = postgres.shared()
+    await (await opened(url(schema))).close()
+    needed = [f"usage on schema {schema}", f"usage on all sequences in schema {schema}"]
+    needed += [f"select, insert, update on {schema}.{table}" for table in ("job", "key", "tag")]
+    for grant in needed:
+        server.execute(f"grant {grant} to {limited}", user=USER)
+    jobs = """[{"task": "work", "key": "k", "tags": ["a:1"]}]"""
+    assert server.execute(f"select * from {schema}.submit(%s::jsonb)", jobs, user=limited)  # noqa: S608 - our own
+    assert "permission denied" in await refused(server.url(user=limited, schema=schema), ConfigError)
+
+    server.execute(f"grant select, insert, update on all tables in schema {schema} to {limited}", user=USER)
+    store = await opened(server.url(user=limited, schema=schema))
+    (first,) = await put(store, new_job(key="l"))
+    await put(store, new_job(after=(Dependency(first),)))
+    assert await store.query.count(JobFilter()) == 3
+    await store.close()
 
 
 # ── servers ───────────────────────────────────────────────────────────────────────────────────────────────────────

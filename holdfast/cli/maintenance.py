@@ -107,9 +107,8 @@ def _findings(session: Session, *, repair: bool) -> Iterator[Finding]:
         app = session.load()
         if is_loaded:
             text = f"{settings.app} has {count_noun(len(app.registry), 'task')}"
-            lacks_tasks = app.settings.commands == "off" and not app.registry
-            remedy = "import the modules of its tasks in it" if lacks_tasks else ""
-            yield Finding("application", "warning" if lacks_tasks else "ok", text, remedy)
+            remedy = "" if app.registry or app.settings.commands != "off" else "import the modules of its tasks in it"
+            yield Finding("application", "warning" if remedy else "ok", text, remedy)
     except ConfigError as error:
         yield Finding("application", "error", str(error).split("\n", 1)[0], "mend the application's module")
         app, is_loaded = Holdfast(settings=settings), False

@@ -200,9 +200,7 @@ class Worker:
         return None
 
     async def _open(self, store: Store) -> HandlerInvoker:
-        """Prepares the resources of handlers and registers the worker.
-
-        Raises Unavailable if a living one has its id, and what the store says if it refuses to register the worker."""
+        """Prepares the resources of handlers and registers the worker; Unavailable if a living one has its id."""
         await self._check_name(store)  # before anything is started
         self._app.limits.check_declared(merge_limits(self._app.declared_limits, self.shared.settings))
         invoker = HandlerInvoker(self._app, self.shared.settings)

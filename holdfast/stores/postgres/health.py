@@ -132,7 +132,7 @@ async def _rights(connection: Connection, schema: str) -> Finding:
     role, names, read_only = await connection.fetchrow(_NOT_GRANTED, schema)
     if read_only:
         remedy = "name the primary in the URL, or set default_transaction_read_only = off"
-        return Finding("rights", "error", f"the role {role} meets a server that takes no writes", remedy)
+        return Finding("rights", "error", "the server takes no writes", remedy)
     if names is None:
         return Finding("rights", "ok", f"the role {role} may do what workers and submitters do")
     remedy = (

@@ -181,6 +181,17 @@ async def test_malformed_entry_blocks_no_other_job(
     assert len(await take(store, 10, {EVERY_QUEUE: 10})) == 1
 
 
+async def test_running_job_whose_description_was_spoiled_ends_with_the_others(store: Store, keys: Keys) -> None:
+    jobs = [await running(store) for _ in range(2)]
+    keys.hset(f"job:{jobs[0].id}", "spec", "nonsense")
+
+    answers = await store.queueing.settle([ending(job) for job in jobs])
+
+    assert [answer.accepted for answer in answers] == [True, True]
+    assert [await state_of(store, job.id) for job in jobs[1:]] == [JobState.SUCCEEDED]
+    assert keys.hget(f"job:{jobs[0].id}", "state") == "succeeded"
+
+
 async def test_malformed_attempt_and_worker_records_are_tolerated(store: Store, keys: Keys) -> None:
     job = await running(store)
     await store.queueing.settle([ending(job, JobState.DEAD, error="boom")])

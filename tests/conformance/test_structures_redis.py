@@ -189,6 +189,15 @@ async def test_scheduled_job_moved_to_the_ready_list_by_hand_runs(store: Store, 
     assert await take_ids(store) == [job_id]
 
 
+async def test_job_that_waits_for_its_retry_is_moved_to_the_ready_list_by_hand(store: Store, keys: Keys) -> None:
+    job = await running(store)
+    await store.queueing.settle([failing(job, delay=HOUR)])
+    keys.zrem("schedule", job.id)
+    keys.rpush("ready", job.id)
+
+    assert await take_ids(store) == [job.id]
+
+
 async def test_scheduled_job_copied_to_the_ready_list_starts_on_time(store: Store, keys: Keys) -> None:
     (job_id,) = await put(store, new_job(delay=HOUR))
     keys.rpush("ready", job_id)

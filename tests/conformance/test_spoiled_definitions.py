@@ -43,11 +43,12 @@ async def test_spoiled_schedules_are_left_out_with_a_warning(
 async def test_spoiled_limits_are_left_out_with_a_warning(
     store: Store, home: str, opener: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("garbage", "rate", "sound"):
+    for name in ("garbage", "number", "rate", "sound"):
         await limit(store, name, queue=name, concurrency=1)
     await put(store, new_job(queue="garbage"))
     (ending_job,) = await take(store, 9, {"garbage": 1})
     spoil_document(home, "limit", "garbage", "[7]")
+    spoil_document(home, "limit", "number", "7")
     spoil_document(home, "limit", "rate", '{"name":"rate","queue":"rate","values":{"rate":0}}')
     other = await opener()
 

@@ -254,14 +254,16 @@ async def test_busy_worker_finds_a_queue_that_it_does_not_know(
 
 
 @asynccontextmanager
-async def locked(store: Store, clock: ManualClock, job_id: str) -> AsyncIterator[None]:
-    """While entered, two seconds later, an open transaction has locked the job."""
+async def locked(
+    store: Store, clock: ManualClock, job_id: str, table: str = "job", column: str = "id"
+) -> AsyncIterator[None]:
+    """While entered, two seconds later, an open transaction has locked the job, or its row of another table."""
     clock.advance(2)
     address = cast("PostgresStore", store).address
     link = await asyncpg.connect(address.shown.partition("?")[0])
     try:
         async with link.transaction():
-            await link.execute(f'select from "{address.schema}".job where id = $1 for update', job_id)
+            await link.execute(f'select from "{address.schema}".{table} where {column} = $1 for update', job_id)
             yield
     finally:
         await link.close()
@@ -357,6 +359,14 @@ async def test_locked_wait_that_is_over_is_passed_over(
         assert [await take_ids(store, 1, {queue: 1}) for _ in range(2)] == [[job_id] for job_id in ready[1:]]
         assert not any(name.startswith("promote") for name in names)
     assert await take_ids(await opener(), 9, {queue: 9}) == [job.id]
+
+
+async def test_sweep_passes_over_a_locked_key(store: Store, clock: ManualClock) -> None:
+    """Another program may hold it in a long transaction."""
+    ids = await put(store, *[new_job(key=key, key_for=SECOND) for key in ("held", "free")])
+    async with locked(store, clock, ids[0], "key", "job_id"):
+        assert await store.maintenance.prune({}, limit=10) == 0
+    assert [job and job.id for job in await store.query.by_keys(["held", "free"])] == ids
 
 
 async def test_locked_due_job_is_tried_once_after_each_pause(

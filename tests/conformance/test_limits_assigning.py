@@ -18,7 +18,7 @@ from holdfast.core.limits import SEPARATOR, LimitChange
 from holdfast.core.models import Job, JobState, Reason
 from holdfast.stores.base import Store
 from tests.conformance.limited import end, get, job_of, limit
-from tests.conformance.support import Opener, failing, new_job, put, settle, take
+from tests.conformance.support import Opener, ended, failing, new_job, put, settle, take
 
 
 async def dead(store: Store, *jobs: Job) -> None:
@@ -123,6 +123,16 @@ async def test_running_jobs_leave_a_removed_limit(store: Store) -> None:
 
 
 # ── edits at once ───────────────────────────────────────────────────────────────────────────────────────────────────
+async def test_ended_jobs_are_left_out(store: Store) -> None:
+    for state in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED):
+        await ended(store, state)
+    (ready,) = await put(store, new_job())
+    await limit(store, concurrency=1)
+
+    assert (await store.limits.assign_partitions(queue="default")).changed == 1
+    assert (await get(store, ready)).partition == "mail"
+
+
 async def test_edits_at_once_leave_the_right_partition(store: Store, opener: Opener) -> None:
     other = await opener()
     await limit(store, "a", queue="a", by="args.tenant", concurrency=1)

@@ -217,14 +217,15 @@ async def test_queues_that_are_not_wanted_are_left_alone(store: Store) -> None:
     assert await take(store, capacity={}) == []
 
 
+@pytest.mark.parametrize("queue", ["a", "b"])
 @pytest.mark.parametrize("capacity", [{"a": 10, "b": 10}, {EVERY_QUEUE: 10}], ids=["named", "star"])
-async def test_queue_behind_many_cancelled_jobs_is_served_by_the_same_claim(
-    store: Store, capacity: dict[str, int]
+async def test_job_behind_many_cancelled_ones_is_served_by_the_same_claim(
+    store: Store, capacity: dict[str, int], queue: str
 ) -> None:
     """Their number is what Redis reads in one script of a claim of ten: it ends with the last of them."""
     await put(store, *[new_job(queue="a") for _ in range(410)])
     await store.admin.cancel(JobFilter(queue="a"))
-    expected = await put(store, new_job(queue="b"))
+    expected = await put(store, new_job(queue=queue))
 
     assert await take_ids(store, 10, capacity) == expected
 

@@ -66,6 +66,13 @@ async def test_share_of_a_key_holds_from_claim_to_claim(store: Store) -> None:
     assert tenants(await take(store, 2)) == [1, 1]
 
 
+async def test_key_with_a_large_share_is_served_alone_until_it_is_the_turn_of_another(store: Store) -> None:
+    await limit(store, by="args.tenant", shares={"1": 10})
+    await put(store, *[job_of(tenant) for tenant in (1, 2) for _ in range(20)])
+    assert sorted(tenants(await take(store, 2))) == [1, 2]
+    assert tenants(await take(store, 5)) == [1] * 5
+
+
 async def test_shares_of_another_limit_weigh_no_turns(store: Store) -> None:
     await limit(store, by="args.tenant")
     await limit(store, "other", task="other", by="args.tenant", shares={"1": 3})

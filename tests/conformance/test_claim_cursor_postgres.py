@@ -361,6 +361,14 @@ async def test_locked_wait_that_is_over_is_passed_over(
     assert await take_ids(await opener(), 9, {queue: 9}) == [job.id]
 
 
+async def test_claim_under_limits_assigns_no_jobs_of_other_queues(store: Store, names: list[str]) -> None:
+    await limit(store, concurrency=50)
+    limited, _ = await put(store, new_job(), new_job(queue="plain"))
+    names.clear()
+    assert await take_ids(store, 1, {"default": 1}) == [limited]
+    assert names.count("claim_limited") == 1
+
+
 async def test_sweep_passes_over_a_locked_key(store: Store, clock: ManualClock) -> None:
     """Another program may hold it in a long transaction."""
     ids = await put(store, *[new_job(key=key, key_for=SECOND) for key in ("held", "free")])

@@ -11,7 +11,7 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.models import Job, NewJob
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.limited import end, job_of, limit, tenants
-from tests.conformance.support import claim, new_job, put, take
+from tests.conformance.support import claim, new_job, put, take, take_ids
 
 
 def weighing(tenant: object, weight: int, **fields: Any) -> NewJob:
@@ -77,6 +77,17 @@ async def test_heavy_job_waiting_for_its_key_holds_up_no_other(store: Store) -> 
         await end(store, running.pop())
         running += await take(store, 9)
         assert len(running) == 7
+
+
+async def test_heavy_job_of_a_paused_key_holds_up_no_other(store: Store) -> None:
+    await limit(store, "region", by="args.region", concurrency=10, weight="args.pages")
+    await limit(store, "tenant", by="args.tenant", concurrency=10)
+    await store.limits.pause_buckets(["tenant=1"], timedelta(hours=1))
+    _, light = await put(
+        store,
+        *[new_job(payload=f'{{"region":5,"tenant":{tenant},"pages":{pages}}}') for tenant, pages in ((1, 10), (2, 1))],
+    )
+    assert await take_ids(store, 9) == [light]
 
 
 async def test_heavy_job_waiting_for_one_limit_leaves_the_others(store: Store) -> None:

@@ -222,6 +222,16 @@ async def test_the_star_serves_queues_in_turn(pairing: Pairing) -> None:
         assert served == ["a", "b", "c", "a", "b", "c"]
 
 
+async def test_queue_with_slots_of_its_own_takes_none_of_the_star(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.open_store()
+        ids = await put(store, *[new_job(queue="a") for _ in range(4)])
+
+        served = [job.id for _ in ids for job in (await claim(store, 9, {"a": 1, EVERY_QUEUE: 5})).jobs]
+
+        assert served == ids
+
+
 @asynccontextmanager
 async def waiting_for_every_queue(pairing: Pairing) -> AsyncIterator[asyncio.Task[list[str]]]:
     """The job that an idle worker of every queue, which does not poll, gets next."""

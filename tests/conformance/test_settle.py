@@ -386,7 +386,7 @@ async def test_error_texts_are_kept_exactly(store: Store, error: str) -> None:
     assert (attempt.error, attempt.traceback) == (error, error * 3)
 
 
-@pytest.mark.parametrize("length", [1, 64, 65, 600])
+@pytest.mark.parametrize("length", [0, 1, 64, 65, 600])
 async def test_error_replaces_the_one_before(store: Store, length: int) -> None:
     job = await running(store)
     for error in ("first " * 50, "n" * length):

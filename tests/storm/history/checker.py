@@ -159,12 +159,13 @@ def absent_for_good(history: History) -> Iterator[str]:
 def states(history: History) -> Iterator[str]:
     """Each state can be reached from the one before it, by the table of transitions."""
     facts = sorted(((e, s) for e, s in history.facts if s is not None), key=lambda fact: fact[0].answered)
-    answers = [event.answered for event, _ in facts]
+    timed = [(event, state) for event, state in facts if _begun(history, event) == event.asked]
+    answers = [event.answered for event, _ in timed]
     for event, state in facts:
-        earlier = bisect_left(answers, event.asked) - 1
+        earlier = bisect_left(answers, _begun(history, event)) - 1
         if earlier < 0:
             continue
-        before, state_before = facts[earlier]
+        before, state_before = timed[earlier]
         numbers = _claims_of(before), _claims_of(event)
         may_run = None in numbers or numbers[0] != numbers[1]
         replayed = history.may_change("replay", before.asked, event.answered)
@@ -254,6 +255,11 @@ def _first_try(history: History, event: Event) -> Event:
     return min([*tries, event], key=lambda each: each.asked)
 
 
+def _begun(history: History, event: Event) -> int:
+    """Returns the instant from which on the call may have had its effect."""
+    return _first_try(history, event).asked if event.verb == "settle" else event.asked
+
+
 def lasting_leases(history: History) -> Iterator[str]:
     """While a lease lasts, its worker's calls are accepted, and nothing else changes the job."""
     for lease in history.leases:
@@ -304,7 +310,7 @@ def cancelled_stays(history: History) -> Iterator[str]:
         if not cancellation.is_accepted:
             continue
         for event, state in history.facts:
-            if event.asked < cancellation.answered:
+            if _begun(history, event) < cancellation.answered:
                 continue
             goes_on = event.verb == "claim" or (event.verb == "settle" and state not in TERMINAL)
             if goes_on and not history.may_change("replay", cancellation.asked, event.answered):

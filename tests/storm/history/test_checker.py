@@ -66,6 +66,8 @@ def unknown(verb: str, at: float, **given: Any) -> Event:
 
 MARKED: dict[str, Any] = {"claims": 1, "to": OK, "mark": "mark"}
 GONE = event("settle", 1.2, {"accepted": False, "state": None, "open": True}, claims=1, mark="mark")
+RELEASE_TRY = event("settle", 1.5, claims=1, to=Q, mark=None)
+RELEASE = event("settle", 4, {"accepted": True, "state": Q}, **RELEASE_TRY.given)
 LOCKED_BEAT = beat(1.9, accepted=False, locked=True)
 PRUNE = event("prune", 4, {"count": 1}, job="")
 
@@ -101,6 +103,7 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
             [submit(0), claim(1), settle(1.5), unknown("replay", 2), read(3, R, 2)],
             [submit(0), read(1, Q, 0), read(2, OK, 1)],
             [submit(0), claim(1), settle(1.5, FAILED), read(2, Q, 1)],
+            [submit(0), claim(1), RELEASE_TRY, claim(2, 2), settle(3, DEAD, 2), RELEASE, read(5, DEAD, 2)],
         ],
     ),
     "growing_claims": (
@@ -178,6 +181,7 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
             [submit(0), change("cancel", 1, CANCELLED), change("replay", 1.5), claim(2)],
             [submit(0), claim(1), change("cancel", 1.2, R), settle(1.5, CANCELLED)],
             [submit(0), change("cancel", 1, R, accepted=False), claim(2)],
+            [submit(0), claim(1), RELEASE_TRY, change("cancel", 1.7, CANCELLED), RELEASE],
         ],
     ),
     "refused_writes": (

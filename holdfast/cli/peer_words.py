@@ -14,11 +14,11 @@ _COMMANDS = {
     "flower": "the console is part of the API: holdfast api",
     "inspect": "holdfast worker list; holdfast list --state running; holdfast status",
     "multi": "holdfast worker start --processes N, under the service manager of the system",
-    **dict.fromkeys(("flush", "purge", "queue delete"), "holdfast queue purge NAME"),
+    **dict.fromkeys(("flush", "purge", "queue: delete"), "holdfast queue purge NAME"),
     "result": "holdfast show ID",
     "retry": "holdfast replay ID",
     "revoke": "holdfast cancel ID",
-    "holdfast start": "holdfast worker start",
+    "holdfast: start": "holdfast worker start",
     "shell": "start python and import the application: its methods block behind .sync",
 }
 _WORKER_OPTIONS = {
@@ -43,7 +43,7 @@ _OPTIONS = {
 
 def explain_command(word: str, group: str | None) -> str:
     """Returns ``; …`` with what to write here for a command of Celery, or a misnamed one of the group, else ``""``."""
-    hint = _COMMANDS.get(f"{group} {word}") or _COMMANDS.get(word)
+    hint = _COMMANDS.get(f"{group}: {word}") or _COMMANDS.get(word)
     return f"; {hint}" if hint else ""
 
 

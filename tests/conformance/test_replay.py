@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from holdfast.core.clock import ManualClock
+from holdfast.core.errors import Invalid
 from holdfast.core.ids import new_id
 from holdfast.core.models import BulkResult, JobFilter, JobState, Reason, ReplayRate, to_datetime
 from holdfast.stores.base import Store
@@ -280,6 +282,15 @@ async def test_a_job_that_was_replayed_before_its_deletion_stays(store: Store) -
     assert (await store.admin.delete(JobFilter(), states=(JobState.DEAD,))).changed == []
     job = (await take(store))[0]
     assert (await store.admin.delete([job.id], states=tuple(JobState))).refused == [(job.id, JobState.RUNNING)]
+
+
+@pytest.mark.parametrize("states", ["dead", ("gone",), (JobState.DEAD, 6)])
+async def test_a_deletion_refuses_what_is_no_state(store: Store, states: Any) -> None:
+    dead = await ended(store, JobState.DEAD)
+
+    with pytest.raises(Invalid, match=r"^states: "):
+        await store.admin.delete([dead], states=states)
+    assert await state_of(store, dead) is JobState.DEAD
 
 
 async def test_a_deleted_jobs_id_can_be_submitted_again(store: Store) -> None:

@@ -14,6 +14,7 @@ from holdfast.core.errors import Invalid
 from holdfast.core.job_logs import LogLine, LogPage
 from holdfast.core.lifecycle import CANCELLABLE, DELETABLE, REPLAYABLE
 from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, States
+from holdfast.core.validation import check_texts
 from holdfast.stores.base import AT_ONCE, EVERY_QUEUE, Selection
 
 FORGOTTEN_AFTER = timedelta(days=1)
@@ -115,6 +116,7 @@ class SelectionAdmin(ABC):
         return await self._replay(chosen, force=force, payload=payload, from_step=from_step, pace=pace)
 
     async def delete(self, selection: Selection, *, limit: int = 1000, states: States = None) -> BulkResult:
+        check_texts("states", states or (), tuple(JobState))
         legal = DELETABLE if states is None else DELETABLE & frozenset(states)
         chosen = await self._choose(selection, legal, limit)
         return await self._delete(chosen, states) if chosen.ids else BulkResult([], [])

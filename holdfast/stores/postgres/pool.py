@@ -156,9 +156,7 @@ def _split(url: str) -> SplitResult:
             "url: it cannot be read as postgresql://user:password@host:port/database; percent-encode : / ? # @ in user "
             "and password (as %3A %2F %3F %23 %40)"
         )
-    if any(
-        int(port) > 65_535 for port in re.findall(r":(\d+)(?:,|$)", hosts)
-    ):  # the resolver would take it modulo 65536
+    if any(int(port) > 65_535 for port in re.findall(r":(\d+)(?:,|$)", hosts)):  # resolvers take it modulo 65536
         raise ConfigError(f"url: {hosts!r} has a port over 65535; correct it")
     return parts
 

@@ -22,6 +22,7 @@ PAGES = (
     "/jobs/{running}/graph",
     "/jobs/{batch}/graph",
     "/errors",
+    "/errors?order=most",
     "/errors/{error}",
     "/errors/0123456789ab",
     "/bulk/preview?action=replay&state=dead",

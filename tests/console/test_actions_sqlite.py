@@ -105,6 +105,24 @@ def test_errors_lead_to_a_replay_of_their_jobs(open_api: Api, visitor: Visitor) 
     assert visitor.ask("GET", "/errors/x").status_code == 404
 
 
+def test_errors_are_paged_and_ordered_by_their_jobs(open_api: Api, visitor: Visitor) -> None:
+    often = [open_api.dead("OftenError: often") for _ in range(3)]
+    rare = [open_api.dead(f"RareError: {first}{second}") for first in "abcde" for second in "abcdefghijk"]
+    groups = [_job(open_api, each)["error_group"] for each in (*rare[::-1], often[0])]
+    page = visitor.open_page("/errors")
+    assert "58 dead and 0 failed jobs in 56 errors." in page
+    assert re.findall(r'id="error-(\w+)"', page) == groups[:50]
+    [more] = re.findall(r'href="/console(/errors\?[^"]*)" rel="next"', page)
+    second = visitor.open_page(more)
+    assert re.findall(r'id="error-(\w+)"', second) == groups[50:]
+    assert ('rel="next"' in second, 'href="/console/errors">First errors' in second) == (False, True)
+    [most] = re.findall(r'href="/console(/errors\?[^"]*)">Most jobs first', page)
+    page = visitor.open_page(most)
+    assert re.findall(r'id="error-(\w+)"', page) == [groups[-1], *groups[:49]]
+    [more] = re.findall(r'href="/console(/errors\?[^"]*)" rel="next"', page)
+    assert re.findall(r'id="error-(\w+)"', visitor.open_page(more.replace("&amp;", "&"))) == groups[49:55]
+
+
 def test_unstarted_jobs_of_an_error_are_retried_at_once(open_api: Api, visitor: Visitor) -> None:
     job_id = open_api.submit()["id"]
     open_api.run(open_api.end(job_id, Failed(error="ConnectionError: smtp-1 refused")))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.core.error_groups import check_error_group
+from holdfast.core.error_groups import MAX_READ, check_error_group
 from holdfast.core.errors import Invalid, NotFound
+from holdfast.core.validation import parse_count
 from holdfast.views.documents import to_builtins
 from holdfast.views.error_groups import describe_group, describe_groups
 from holdfast.web.console import ROOT
 from holdfast.web.console.charts import draw_hours
-from holdfast.web.console.visit import PageRoute, Visit
+from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.messages import ApiResponse
 
 _SHOWN = 50
@@ -18,20 +19,28 @@ _DAY, _WEEK = 24, 7 * 24
 
 
 async def show_errors(visit: Visit) -> ApiResponse:
-    """Returns the page of all groups, the latest failure first."""
+    """Returns a page of groups: the latest failure first, or the most jobs."""
+    given = dict(read_pairs(visit.request))
     call = visit.make_context("list_error_groups", {})
     groups = (await visit.console.failed.read_value()).find_groups(call.caller)
+    if (order := given.get("order", "")) == "most":
+        groups = sorted(groups, key=lambda each: each.dead + each.retrying, reverse=True)
+    start = parse_count(given.get("start", "0"), "start", least=0, most=2 * MAX_READ)
+    shown = groups[start : start + _SHOWN]
     store = await call.app.open_store()
     now_us = await store.health.server_time_us()
-    documents: list[dict[str, Any]] = to_builtins(await describe_groups(store, groups[:_SHOWN], call.redaction))
+    documents: list[dict[str, Any]] = to_builtins(await describe_groups(store, shown, call.redaction))
     views = [
         {**document, "chart": draw_hours(group.hours, now_us, _DAY)}
-        for group, document in zip(groups, documents, strict=False)
+        for group, document in zip(shown, documents, strict=True)
     ]
     return visit.render_page(
         "errors.html",
         groups=views,
-        hidden=len(groups) - len(views),
+        count=len(groups),
+        order=order,
+        start=start,
+        following=start + _SHOWN if start + _SHOWN < len(groups) else None,
         dead=sum(each.dead for each in groups),
         retrying=sum(each.retrying for each in groups),
     )

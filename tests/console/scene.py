@@ -18,6 +18,7 @@ PAGES = (
     "/jobs/{queued}",
     "/jobs/{dead}",
     "/jobs/{running}",
+    "/jobs/{running}?lines=latest",
     "/jobs/{queued}/graph",
     "/jobs/{running}/graph",
     "/jobs/{batch}/graph",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
 import re
+from datetime import timedelta
 from html import unescape
 from typing import Any
 
@@ -16,8 +18,10 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.errors import TooBroad, Unavailable
 from holdfast.core.history import History, HistoryInterval, HistoryRow
 from holdfast.core.ids import new_id
-from holdfast.core.lifecycle import Failed, Lost
+from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.lifecycle import Failed, Lost, decide
 from holdfast.core.models import JobState, NewJob
+from holdfast.core.retry import Retry
 from holdfast.stores.common import searches
 from holdfast.stores.sqlite.query import SqliteQuery
 from holdfast.web import jobs
@@ -336,6 +340,39 @@ def test_job_page_has_what_there_is(open_api: Api, visitor: Visitor) -> None:
     for text in ("Why it is dead", "Traceback\nwhat happened", "Attempt 1", "red", "what happened", "Replay"):
         assert text in dead
     assert "what happened" in visitor.open_page(f"/jobs/{world.running}").partition("Log</h2>")[2]
+
+
+def test_latest_lines_of_a_long_log_are_one_step_away(open_api: Api, visitor: Visitor) -> None:
+    job_id = open_api.submit()["id"]
+    page = visitor.open_page(f"/jobs/{job_id}?lines=latest")
+    assert ("First lines" in page, "Latest lines of the log" in page) == (True, True)
+    open_api.run(_attempt_with_lines(open_api, job_id, 1100))
+    page = visitor.open_page(f"/jobs/{job_id}")
+    assert (_shown_lines(page)[0], len(_shown_lines(page))) == ("line 1", 200)
+    for _ in range(5):  # attempts without a line: an attempt that logs nothing hides none
+        [latest] = re.findall(r'href="/console(/jobs/[^"]*)#log">Latest lines', page)
+        newest = visitor.open_page(latest)
+        assert _shown_lines(newest) == [f"line {number}" for number in range(901, 1101)]
+        assert ("Later lines" in newest, f'href="/console/jobs/{job_id}#log">First lines' in newest) == (False, True)
+        open_api.post(f"/v1/jobs/{job_id}/replay", {})
+        open_api.run(_attempt_with_lines(open_api, job_id, 0))
+    open_api.post(f"/v1/jobs/{job_id}/replay", {})
+    open_api.run(_attempt_with_lines(open_api, job_id, 3))
+    assert _shown_lines(visitor.open_page(latest)) == ["line 1", "line 2", "line 3"]
+
+
+async def _attempt_with_lines(api: Api, job_id: str, count: int) -> None:
+    """Runs a job, which logs so many lines and is dead."""
+    job = await api.claim(job_id)
+    queueing = (await api.app.open_store()).queueing
+    lines = [NewLine(number, timedelta(0), "info", f"line {number}") for number in range(1, count + 1)]
+    assert not lines or await queueing.append_logs([Record(job.lease, lines)]) == [True]
+    failed = Failed(error="it broke", retryable=False)
+    await queueing.settle([decide(job, failed, Retry.fixed(3600), random.Random(0))])
+
+
+def _shown_lines(page: str) -> list[str]:
+    return re.findall(r'<span class="words">(line \d+)</span>', page)
 
 
 def test_attempt_shows_how_it_ended_and_not_the_state_of_its_job(open_api: Api, visitor: Visitor) -> None:

@@ -30,6 +30,7 @@ PATHS = (
     "/jobs/{queued}",
     "/jobs/{dead}",
     "/jobs/{running}",
+    "/jobs/{running}?lines=latest",
     "/jobs/key:key%20plain",
     "/jobs/{queued}/graph",
     "/jobs/{batch}/graph",

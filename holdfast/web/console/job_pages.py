@@ -20,12 +20,13 @@ from holdfast.web.console.rendering import MAX_SHOWN, pretty_json
 from holdfast.web.console.visit import PageRoute, Visit, read_pairs
 from holdfast.web.console.wording import describe_reason
 from holdfast.web.fields import FILTERS, REFERENCE_PATTERN
+from holdfast.web.jobs import MAX_LINES
 from holdfast.web.messages import ApiResponse
 
 PAGE_SIZE = 50
 _FILTERS = tuple(field.name for field in FILTERS)
 _REFERENCE = re.compile(REFERENCE_PATTERN)
-_MAX_LINES = "200"
+_MAX_LINES = 200
 
 
 def check_filters(pairs: Sequence[tuple[str, str]], others: Sequence[str]) -> list[tuple[str, str]]:
@@ -102,8 +103,11 @@ async def show_job(visit: Visit) -> ApiResponse:
     job = await visit.call_operation("show_job", job_id=job_id)
     job_id = job["id"]
     why = await visit.call_operation("explain_job", job_id=job_id)
-    paging = [("limit", _MAX_LINES), *([("cursor", lines_after)] if lines_after else [])]
-    lines = await visit.call_operation("list_log_lines", paging, job_id=job_id)
+    if lines_after == "latest":
+        lines = {"lines": await _read_latest_lines(visit, job), "cursor": None}
+    else:
+        paging = [("limit", str(_MAX_LINES)), *([("cursor", lines_after)] if lines_after else [])]
+        lines = await visit.call_operation("list_log_lines", paging, job_id=job_id)
     steps = await visit.call_operation("list_steps", job_id=job_id)
     waits = await visit.call_operation("show_waits", job_id=job_id)
     return visit.render_page(
@@ -111,6 +115,7 @@ async def show_job(visit: Visit) -> ApiResponse:
         job=job,
         reasons=why["reasons"],
         lines=lines["lines"],
+        lines_after=lines_after,
         more_lines=lines["cursor"],
         steps=steps,
         waits=waits,
@@ -123,6 +128,20 @@ async def show_job(visit: Visit) -> ApiResponse:
         can_edit_payload=shows_payload(visit, job),
         can_copy=job["state"] in _ENDED,
     )
+
+
+async def _read_latest_lines(visit: Visit, job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the last lines of the latest two attempts, or of as many more as it takes to find any."""
+    lines: list[dict[str, Any]] = []
+    attempts, cursor = 1, f"{max(job['claims'] - 1, 0)}-0"
+    while cursor:
+        paging = [("limit", str(MAX_LINES)), ("cursor", cursor)]
+        page = await visit.call_operation("list_log_lines", paging, job_id=job["id"])
+        lines, cursor = [*lines, *page["lines"]][-_MAX_LINES:], page["cursor"]
+        if not lines and attempts < job["claims"]:
+            attempts *= 2
+            cursor = f"{max(job['claims'] - attempts, 0)}-0"
+    return lines
 
 
 _ENDED = ("succeeded", "dead", "cancelled")

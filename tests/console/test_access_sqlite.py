@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -389,3 +391,29 @@ def test_key_for_several_queues_without_a_job_sees_empty_lists(open_api: Api, ke
         visitor.sign_in(keys.make("read", queues=queues))
         assert "There are no jobs yet" in visitor.open_page("/jobs")
         assert 'class="empty"' in visitor.open_page("/batches")
+
+
+def test_key_for_several_queues_is_told_which_one_a_list_shows(open_api: Api, keys: Keys) -> None:
+    for queue in ("a", "b", "b", "secret"):
+        open_api.dead(queue=queue, tags=["red"])
+        open_api.post("/v1/batches", {"jobs": [{"task": "work", "payload": {}, "queue": queue}], "queue": queue}, 201)
+    group = open_api.get("/v1/errors")["groups"][0]["id"]
+    visitor = Visitor(open_api)
+    visitor.sign_in(keys.make("read", queues=("a", "b")))
+    overview = visitor.open_page()
+    assert '<a href="/console/queues">3</a>' in overview  # the sum of both: the page of queues has the parts
+    assert '<a href="/console/jobs?queue=b&amp;state=dead">2</a>' in visitor.open_page("/queues")
+    page = visitor.open_page("/jobs?state=dead&tag=red")
+    assert ("this list is of queue a." in page, page.count('id="job-')) == (True, 1)
+    [other] = re.findall(r'href="/console(/jobs\?[^"]*)">b</a>', page)
+    page = visitor.open_page(unescape(other))
+    assert ("this list is of" in page, page.count('id="job-')) == (False, 2)
+    page = visitor.open_page("/batches")
+    assert ("this list is of queue a." in page, "/console/batches?queue=b" in page) == (True, True)
+    page = visitor.open_page(f"/errors/{group}")
+    links = re.findall(r'href="/console(/jobs\?[^"]*)">([^<]*)</a>', page)
+    shown = {text: visitor.open_page(unescape(path)).count('id="job-') for path, text in links if "state=dead" in path}
+    assert shown == {"in a": 1, "in b": 2}
+    visitor.sign_in(keys.make("read", queues=("b",)))
+    assert '<a href="/console/jobs?state=dead">2</a>' in visitor.open_page()
+    assert "this list is of" not in visitor.open_page("/jobs")

@@ -36,6 +36,7 @@ async def show_batches(visit: Visit) -> ApiResponse:
         "batches.html",
         batches=[view for job in page["jobs"] if (view := await _read_batch(visit, job)) is not None],
         following=page["cursor"],
+        unread=page["unread"],
         cursor=cursor,
         filters=filters,
         values=dict(filters),

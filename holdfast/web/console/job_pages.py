@@ -65,6 +65,7 @@ async def show_jobs(visit: Visit) -> ApiResponse:
         "jobs.html",
         jobs=page["jobs"],
         following=page["cursor"],
+        unread=page["unread"],
         cursor=cursor,
         filters=filters,
         values={name: value for name, value in filters if name != "state"},
@@ -87,13 +88,16 @@ async def _exists(visit: Visit, reference: str) -> bool:
 async def read_jobs(
     visit: Visit, filters: list[tuple[str, str]], queues: Sequence[str], others: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Returns a page of jobs. A key for several queues names one: without a filter, the first is added to them."""
+    """Returns a page of jobs. A key for several queues names one: without a filter, the first is added to them, and
+    the page has the others."""
+    unread: Sequence[str] = ()
     if visit.caller.is_restricted and not any(name == "queue" for name, _ in filters):
         if not queues:
-            return {"jobs": [], "cursor": None}
+            return {"jobs": [], "cursor": None, "unread": ()}
         filters.append(("queue", queues[0]))
+        unread = queues[1:]
     page: dict[str, Any] = await visit.call_operation("list_jobs", [*filters, *others])
-    return page
+    return {**page, "unread": unread}
 
 
 async def show_job(visit: Visit) -> ApiResponse:

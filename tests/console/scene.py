@@ -15,6 +15,7 @@ PAGES = (
     "/jobs",
     "/jobs?state=dead",
     "/jobs?queue=none",
+    "/jobs?task=a&task=b&not_started_after=2030-01-31T08:00:00Z",
     "/jobs/{queued}",
     "/jobs/{dead}",
     "/jobs/{running}",

@@ -301,6 +301,21 @@ def test_bulk_replays_each_job_once_though_some_die_again(
     assert [_job(open_api, each)["state"] for each in ids] == ["dead", "dead", "queued"]
 
 
+def test_filters_show_all_that_a_stopped_change_leads_to(open_api: Api, visitor: Visitor) -> None:
+    for task in ("charge", "refund", "other"):
+        open_api.dead(task=task)
+    at = "2030-01-31T08:00:00Z"
+    page = visitor.open_page(f"/jobs?task=charge&task=refund&queue=default&not_started_after={at}")
+    form = re.findall(r' name="(\w+)"(?: list="queues")? value="([^"]+)"', page.partition('aria-label="Filters"')[2])
+    wanted = [("queue", "default"), ("task", "charge"), ("task", "refund"), ("not_started_after", at)]
+    assert [each for each in form if each[0] != "state"] == wanted
+    assert f"Only jobs not started after {at}." in page
+    [without] = re.findall(r'href="/console(/jobs[^"]*)">Also those started later', page)
+    assert unescape(without) == "/jobs?task=charge&task=refund&queue=default"
+    page = visitor.open_page(unescape(without))
+    assert ("not started after" in page, page.count('id="job-')) == (False, 2)
+
+
 def test_bulk_without_a_match_offers_nothing(visitor: Visitor) -> None:
     page = visitor.preview({"action": "cancel", "queue": "none"})
     assert ("No matching job" in page, "bulk/run" in page) == (True, False)

@@ -25,8 +25,8 @@ async def show_errors(visit: Visit) -> ApiResponse:
     groups = (await visit.console.failed.read_value()).find_groups(call.caller)
     if (order := given.get("order", "")) == "most":
         groups = sorted(groups, key=lambda each: each.dead + each.retrying, reverse=True)
-    start = parse_count(given.get("start", "0"), "start", least=0, most=2 * MAX_READ)
-    shown = groups[start : start + _SHOWN]
+    skipped = parse_count(given.get("skip", "0"), "skip", least=0, most=2 * MAX_READ)
+    shown = groups[skipped : skipped + _SHOWN]
     store = await call.app.open_store()
     now_us = await store.health.server_time_us()
     documents: list[dict[str, Any]] = to_builtins(await describe_groups(store, shown, call.redaction))
@@ -39,8 +39,8 @@ async def show_errors(visit: Visit) -> ApiResponse:
         groups=views,
         count=len(groups),
         order=order,
-        start=start,
-        following=start + _SHOWN if start + _SHOWN < len(groups) else None,
+        skipped=skipped,
+        following=skipped + _SHOWN if skipped + _SHOWN < len(groups) else None,
         dead=sum(each.dead for each in groups),
         retrying=sum(each.retrying for each in groups),
     )

@@ -159,7 +159,7 @@ def absent_for_good(history: History) -> Iterator[str]:
 def states(history: History) -> Iterator[str]:
     """Each state can be reached from the one before it, by the table of transitions."""
     facts = sorted(((e, s) for e, s in history.facts if s is not None), key=lambda fact: fact[0].answered)
-    timed = [(event, state) for event, state in facts if _begun(history, event) == event.asked]
+    timed = [(e, s) for e, s in facts if s in TERMINAL or _begun(history, e) == e.asked]  # others may be long past
     answers = [event.answered for event, _ in timed]
     for event, state in facts:
         earlier = bisect_left(answers, _begun(history, event)) - 1

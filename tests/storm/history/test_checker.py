@@ -68,6 +68,8 @@ MARKED: dict[str, Any] = {"claims": 1, "to": OK, "mark": "mark"}
 GONE = event("settle", 1.2, {"accepted": False, "state": None, "open": True}, claims=1, mark="mark")
 RELEASE_TRY = event("settle", 1.5, claims=1, to=Q, mark=None)
 RELEASE = event("settle", 4, {"accepted": True, "state": Q}, **RELEASE_TRY.given)
+OK_TRY = unknown("settle", 1.5, **MARKED)
+OK_AGAIN = event("settle", 2, {"accepted": True, "state": OK}, **MARKED)
 LOCKED_BEAT = beat(1.9, accepted=False, locked=True)
 PRUNE = event("prune", 4, {"count": 1}, job="")
 
@@ -97,6 +99,8 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
             [submit(0), claim(1), settle(1.5), read(2, Q, 1)],
             [submit(0), read(1, Q, 0), read(2, OK, 0)],
             [submit(0), claim(1), settle(1.5, DEAD), read(2, R, 2)],
+            [submit(0), claim(1), OK_TRY, OK_AGAIN, read(3, Q, 1)],
+            [submit(0), claim(1), OK_TRY, OK_AGAIN, claim(3, 2), settle(3.5, OK, 2)],
         ],
         [
             [submit(0), claim(1), settle(1.5), change("replay", 2), read(3, Q, 1)],

@@ -152,10 +152,11 @@ def _fail(error: HoldfastError | click.ClickException, words: Sequence[str]) -> 
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         message = explain_option(error, error.ctx.command_path.split()[1:])
     for url in re.findall(r"[\w+.-]+://.*", "\n".join(words)):  # an argument in a wrong place is repeated, or its head
-        masked = mask_url(url)
-        if masked != url:
-            head = re.escape(masked.partition("***")[0])
-            message = masked.join(re.split(rf"{re.escape(url)}|{head}\S*?(?=['\")]*(?:\s|$))", message))
+        head, _, rest = mask_url(url).partition("***")
+        if secret := url[len(head) : len(url) - len(rest)]:
+            for each in (secret, repr(secret)[1:-1]):
+                message = message.replace(f":{each}{rest[:1]}", f":***{rest[:1]}")
+            message = f"{head}***".join(re.split(rf"{re.escape(head)}(?!\*\*\*)\S+", message))
     if isinstance(error, click.UsageError) and error.ctx is not None:
         if message == "Missing command." and isinstance(error.ctx.command, click.Group):
             message += f" There are: {', '.join(error.ctx.command.list_commands(error.ctx))}"

@@ -31,7 +31,7 @@ from tests.conformance.support import (
 from tests.faults.support import opened, until_it_works
 from tests.support.fault_proxy import FaultProxy
 from tests.support.load import slowness
-from tests.support.postgres import Postgres
+from tests.support.postgres import DATABASE, USER, Postgres
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
@@ -204,6 +204,16 @@ async def test_a_primary_that_takes_no_more_writes_is_left(url: str) -> None:
             server.change(default_transaction_read_only="off")
             await until_it_works(lambda: store.queueing.submit([new_job()]))
             assert (await store.query.count(JobFilter())) == 2
+
+
+async def test_hosts_among_the_parameters_are_asked_which_takes_writes() -> None:
+    with Postgres(durable=False) as standby, Postgres(durable=False) as primary:
+        standby.change(default_transaction_read_only="on")
+        places = f"host=127.0.0.1,127.0.0.1&port={standby.port},{primary.port}"
+        url = f"postgresql:///{DATABASE}?user={USER}&{places}"
+        async with opened(url) as store:
+            await put(store)
+            assert (await store.query.count(JobFilter())) == 1
 
 
 async def test_heartbeat_does_not_wait_for_a_handler_holding_its_job(postgres: Postgres, url: str) -> None:

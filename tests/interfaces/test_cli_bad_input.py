@@ -104,13 +104,14 @@ SETTINGS = [
     (["--url", "redis://h/0?protocol=9"], "url: protocol must be"),
     (["--url", "postgresql://h:70000/db"], "url: 'h:70000' has a port over 65535"),
     (["--url", "postgresql://u:p@[::1]:1,127.0.0.1:65536/db"], "has a port over 65535"),
-    (["--url", "postgresql:///db?host=127.0.0.1&port=70000"], "url: "),
+    (["--url", "postgresql:///db?host=localhost&port=5432,70000"], "has a port over 65535"),
     (
         ["--url", "postgresql://h/db?channel_binding=require"],
         "url: channel_binding=require is not supported; remove it",
     ),
     (["--url", "postgresql://h/db?target_session_attrs=read-only"], "target_session_attrs=read-only is not supported"),
     (["--url", "postgresql://h/db?sslmode=verify-full&sslrootcert=/no.pem"], "sslrootcert='/no.pem': there is no such"),
+    (["--url", "postgresql://h/db?sslmode=verify-full&sslrootcert=system"], "sslrootcert=system is not supported"),
     (["--url", "redis://h/abc"], "url: '/abc' is no number of a database"),
     (["--url", "redis://h/0/1"], "url: '/0/1' is no number of a database"),
     (["--config", "missing.toml"], "missing.toml: no such file"),
@@ -127,15 +128,24 @@ def test_configuration_errors_exit_78(words: list[str], expected: str, cli: Cli)
     assert given.startswith("holdfast: ")
 
 
-@pytest.mark.parametrize("password", ["se:c@ret/?#%", "s%65cret", "geheim-ß", "back\\slash", "a space"])
+@pytest.mark.parametrize(
+    "password", ["se:c@ret/?#%", "s%65cret", "geheim-ß", "back\\slash", "a space", "both \"quotes' there"]
+)
 def test_a_password_is_never_echoed(password: str, cli: Cli) -> None:
     url = f"mysql://me:{password}@host/db"
     assert password not in cli.fail("status", "--url", url, code=78)
     cli.run("migrate")
-    for words in (["status", url], ["migrate", "--sql", url], ["migrate", f"--sql={url}"], ["show", url], [url]):
+    misplaced = (["status", url], ["migrate", "--sql", url], ["migrate", f"--sql={url}"], ["show", url], [url])
+    for words in (*misplaced, ["worker", "start", "--queues", url]):
         given = cli.fail(*words, code=2)
         assert "mysql:" in given
         assert password not in given
+
+
+def test_masking_a_url_repeats_no_more_of_a_payload_than_the_error_did(cli: Cli) -> None:
+    cli.run("migrate")
+    payload = '{"callback":"https://h:8443/x","mail":"a@b.c","x":"' + "PRIVATE " * 300 + '" oops'
+    assert cli.fail("enqueue", "t", payload, code=2).count("PRIVATE") <= 1
 
 
 def test_all_problems_of_a_settings_file_are_reported_together(cli: Cli) -> None:

@@ -174,7 +174,7 @@ def test_looking_into_a_database_without_our_tables_makes_none(cli: Cli) -> None
 
 def test_parameter_unknown_to_the_server_is_a_configuration_error(cli: Cli) -> None:
     with postgres.shared().fresh_schema() as schema:
-        for wrong in ({"foo": 1}, {"work_mem": "some"}):
+        for wrong in ({"foo": 1}, {"work_mem": "some"}, {"max_connections": 5}):
             url = postgres.shared().url(schema=schema, **wrong)
             assert "url: the server refuses a parameter of it: " in cli.fail("status", "--url", url, code=78)
 
@@ -182,7 +182,8 @@ def test_parameter_unknown_to_the_server_is_a_configuration_error(cli: Cli) -> N
 def test_parameters_of_libpq_without_effect_are_accepted(cli: Cli) -> None:
     needless = {"channel_binding": "prefer", "connect_timeout": 5, "gssencmode": "disable", "keepalives_idle": 30}
     with postgres.shared().fresh_schema() as schema:
-        url = postgres.shared().url(schema=schema, keepalives=1, tcp_user_timeout=1000, **needless)
+        unread = {"sslmode": "disable", "sslrootcert": "/no.pem"}
+        url = postgres.shared().url(schema=schema, keepalives=1, tcp_user_timeout=1000, **needless, **unread)
         assert cli.json("migrate", "--url", url)["applied"] == migrations("postgres")
 
 

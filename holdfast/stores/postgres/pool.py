@@ -43,7 +43,10 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 _NEEDLESS = re.compile(
     "channel_binding|connect_timeout|fallback_application_name|gssencmode|keepalives.*|tcp_user_timeout"
 )
-_UNSUPPORTED = re.compile("(channel_binding|gssencmode)=require|target_session_attrs=(read-only|standby)")
+_UNSUPPORTED = re.compile(
+    "(channel_binding|gssencmode)=require|target_session_attrs=(read-only|standby)|sslrootcert=system"
+)
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _SEARCH, _SEARCH_WAIT = 0.65, 0.2  # of the call deadline: for a search, and for the wait for its slot
 _CANCEL_SECONDS = 0.5  # seconds to have the server give up what was given up here
 _LOCK = 0.8  # of the call deadline: for the wait for a locked row
@@ -66,6 +69,7 @@ _UNREACHABLE = (
 )
 _CONFLICT = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _FULL = (asyncpg.InsufficientResourcesError, asyncpg.OperatorInterventionError)
+_MISFITS = (asyncpg.UndefinedObjectError, asyncpg.InvalidParameterValueError, asyncpg.CantChangeRuntimeParamError)
 _REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
@@ -126,7 +130,7 @@ def parse_url(url: str) -> PostgresAddress:
             raise ConfigError(f"url: {name}: give the password before the host (user:password@host) or as PGPASSWORD")
         if _UNSUPPORTED.fullmatch(f"{name}={value}"):
             raise ConfigError(f"url: {name}={value} is not supported; remove it")
-        if value and name in ("sslrootcert", "sslcert", "sslkey", "sslcrl") and not Path(value).is_file():
+        if value and name in _FILES and options.get("sslmode") != "disable" and not Path(value).is_file():
             raise ConfigError(f"url: {name}={value!r}: there is no such file")
     sent = {name: value for name, value in options.items() if not _NEEDLESS.fullmatch(name)}
     dsn = _joined(parts.netloc, parts.path, sent)
@@ -156,8 +160,9 @@ def _split(url: str) -> SplitResult:
             "url: it cannot be read as postgresql://user:password@host:port/database; percent-encode : / ? # @ in user "
             "and password (as %3A %2F %3F %23 %40)"
         )
-    if any(int(port) > 65_535 for port in re.findall(r":(\d+)(?:,|$)", hosts)):  # resolvers take it modulo 65536
-        raise ConfigError(f"url: {hosts!r} has a port over 65535; correct it")
+    places = f"{hosts},{dict(parse_qsl(parts.query)).get('port', '')}"
+    if any(int(port) > 65_535 for port in re.findall(r"[:,](\d+)(?=,|$)", places)):  # resolvers take it modulo 65536
+        raise ConfigError(f"url: {places.rstrip(',')!r} has a port over 65535; correct it")
     return parts
 
 
@@ -197,20 +202,22 @@ class PostgresPool:
                 address.dsn,
                 timeout=_CONNECT if self._call_deadline is None else _SEARCH * self._call_deadline,
                 command_timeout=DEADLINE,
-                target_session_attrs=SessionAttribute.read_write if "," in address.dsn else SessionAttribute.any,
+                target_session_attrs=SessionAttribute.read_write
+                if "," in unquote(address.dsn)
+                else SessionAttribute.any,
                 statement_cache_size=0 if address.pooled else 100,
                 server_settings={} if address.pooled else _session(self._call_deadline),
             )
         except asyncpg.TargetServerAttributeNotMatched as error:
             raise ConnectionError("no host of the URL takes writes") from error
+        except _MISFITS as error:
+            raise ConfigError(f"url: the server refuses a parameter of it: {_line(error)}") from None
         except asyncpg.ObjectNotInPrerequisiteStateError as error:  # of the database: allow_connections is false
             raise ConnectionError(_line(error)) from error
         except asyncpg.ProtocolViolationError as error:
             if "startup parameter" not in str(error):
                 raise
             raise ConfigError(f"url: a pooler is in between ({_line(error)}); add ?pooled=1 to the URL") from error
-        except (asyncpg.UndefinedObjectError, asyncpg.InvalidParameterValueError) as error:
-            raise ConfigError(f"url: the server refuses a parameter of it: {_line(error)}") from None
         except (ValueError, OverflowError) as error:
             raise ConfigError(f"url: {error}") from error
 

@@ -64,17 +64,17 @@ def test_page_without_session_leads_to_sign_in(api: Api, path: str) -> None:
     assert (answer.status_code, answer.headers["location"]) == (303, f"/console/sign-in{wanted}")
 
 
-def test_form_without_session_is_told_that_nothing_was_changed(api: Api, keys: Keys) -> None:
-    stranger = Visitor(api)
-    answer = stranger.send("/queues/mail/pause", token="0" * 64)
+def test_form_without_session_is_refused_and_says_that_nothing_changed(api: Api, keys: Keys) -> None:
+    unknown = Visitor(api)
+    answer = unknown.send("/queues/mail/pause", token="0" * 64)
     check_page(answer)
     assert (answer.status_code, "location" in answer.headers) == (401, False)
     assert 'name="key"' in answer.text
     assert "what you sent changed nothing" in answer.text
-    left = stranger.send("/sign-out", token="0" * 64)
+    left = unknown.send("/sign-out", token="0" * 64)
     assert (left.status_code, left.headers["location"]) == (303, "/console/sign-in")
-    stranger.sign_in(keys.spare)
-    assert ">paused<" not in stranger.open_page("/queues")
+    unknown.sign_in(keys.spare)
+    assert ">paused<" not in unknown.open_page("/queues")
 
 
 def test_refresh_without_session_leaves_the_page(api: Api) -> None:
@@ -393,7 +393,7 @@ def test_key_for_several_queues_without_a_job_sees_empty_lists(open_api: Api, ke
         assert 'class="empty"' in visitor.open_page("/batches")
 
 
-def test_key_for_several_queues_is_told_which_one_a_list_shows(open_api: Api, keys: Keys) -> None:
+def test_list_for_a_key_of_several_queues_names_its_queue(open_api: Api, keys: Keys) -> None:
     for queue in ("a", "b", "b", "secret"):
         open_api.dead(queue=queue, tags=["red"])
         open_api.post("/v1/batches", {"jobs": [{"task": "work", "payload": {}, "queue": queue}], "queue": queue}, 201)

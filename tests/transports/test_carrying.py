@@ -399,7 +399,7 @@ async def test_expired_job_is_refused_and_acknowledged(pairing: Pairing) -> None
 async def test_a_redis_store_beside_the_transport_keeps_its_jobs(
     postgres_url: str, redis_of_its_own: Redis, transport: str
 ) -> None:
-    """Both with the names they have unless told otherwise, in one database of Redis."""
+    """Both with their default names, in one database of Redis."""
     url = redis_of_its_own.url()
     async with Holdfast(url) as neighbor, Holdfast(postgres_url, transport=transport, transport_url=url) as app:
         on_redis, carried = await neighbor.open_store(), await app.open_store()

@@ -53,7 +53,8 @@ async def show_jobs(visit: Visit) -> ApiResponse:
     pairs = read_pairs(visit.request)
     given = dict(pairs)
     if named := given.get("job", "").strip():
-        reference = named if _REFERENCE.match(named) and await _exists(visit, named) else f"key:{named}"
+        is_reference = named.startswith("key:") or (_REFERENCE.match(named) and await _exists(visit, named))
+        reference = named if is_reference else f"key:{named}"
         return visit.redirect_to(f"jobs/{quote(reference, safe=':')}", is_change=False)
     filters = chosen_filters(pairs)
     queues = [each.name for each in await visit.visible_queues()]
@@ -76,13 +77,12 @@ async def show_jobs(visit: Visit) -> ApiResponse:
     )
 
 
-async def _exists(visit: Visit, reference: str) -> bool:
+async def _exists(visit: Visit, job_id: str) -> bool:
     """Returns False for an id without a job: the text may be a key that looks like one."""
     try:
-        await visit.call_operation("show_job", job_id=reference)
+        return bool(await visit.call_operation("show_job", job_id=job_id))
     except NotFound:
-        return reference.startswith("key:")
-    return True
+        return False
 
 
 async def read_jobs(

@@ -256,25 +256,24 @@ def open_peer(url: str) -> Iterator[Any]:
     """Yields a client of redis-py that answers bytes; its errors become errors of Holdfast."""
     try:
         from redis import Redis, exceptions
+
+        from holdfast.stores.connections.redis_url import parse_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"an import needs {error.name}; pip install 'holdfast[redis]'") from None
-    try:
-        client = Redis.from_url(
-            url.replace("valkey", "redis", 1) if url.startswith("valkey") else url,
-            protocol=2,
-            socket_timeout=_ANSWER_SECONDS,
-            socket_connect_timeout=_ANSWER_SECONDS,
-        )
-        options = client.connection_pool.connection_kwargs
-        client.connection_pool.connection_class(**options)  # checks them: not connected
-    except (ValueError, TypeError, exceptions.RedisError) as error:
-        remedy = f"give the peer's Redis, such as redis://host:6379/0: {error}"
-        raise Invalid("peer", mask_url(url), remedy) from None
+    server, _ = parse_server(url, field="peer")
+    if server.kind != "direct":
+        raise ConfigError(f"peer: {mask_url(url)!r} is not valid; give one server, such as redis://host:6379/0")
+    client = Redis.from_url(
+        url.replace("valkey", "redis", 1) if url.startswith("valkey") else url,
+        protocol=2,
+        socket_timeout=_ANSWER_SECONDS,
+        socket_connect_timeout=_ANSWER_SECONDS,
+    )
     try:
         with client:
             client.ping()
             yield client
-    except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-        raise Unavailable(f"{mask_url(url)}: {error}") from error
     except exceptions.RedisError as error:
-        raise ConfigError(f"{mask_url(url)}: {error}") from error
+        outages, refusals = (exceptions.ConnectionError, exceptions.TimeoutError), exceptions.AuthenticationError
+        is_outage = isinstance(error, outages) and not isinstance(error, refusals)
+        raise (Unavailable if is_outage else ConfigError)(f"{mask_url(url)}: {error}") from error

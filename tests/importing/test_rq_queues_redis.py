@@ -22,6 +22,7 @@ from holdfast.importing.rq_queues import RQQueues
 from tests.importing.peer_jobs import note
 from tests.importing.test_celery_broker_redis import jobs_of, numbers_of
 from tests.interfaces.cli import Cli
+from tests.support.redis import shared
 
 NOTE = f"{note.__module__}.note"
 MAP = ("--map", f"{NOTE}=note")
@@ -205,8 +206,25 @@ def test_import_fills_the_room_of_a_queue_and_goes_on_later(
     assert numbers_of(here) == [7, 8, 9]
 
 
-def test_unknown_parameter_of_a_peer_is_refused(cli: Cli, here: Holdfast, peer_url: str) -> None:
-    assert "unexpected keyword argument 'foo'" in cli.fail("import", "rq", f"{peer_url}?foo=bar", *MAP, code=2)
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://h/0?foo=bar", "peer: foo is no parameter of a connection"),
+        ("redis://h/0?retry=3", "peer: retry is no parameter of a connection"),
+        ("redis+cluster://h", "peer: 'redis+cluster://h' is not valid; give one server"),
+    ],
+)
+def test_unfit_url_of_a_peer_is_refused(cli: Cli, here: Holdfast, url: str, expected: str) -> None:
+    assert expected in cli.fail("import", "rq", url, *MAP, code=78)
+
+
+def test_refused_password_is_no_outage(cli: Cli, here: Holdfast, peer: Client) -> None:
+    peer.execute_command("ACL", "SETUSER", "importer", "on", ">right", "~*", "+@all")
+    try:
+        url = f"redis://importer:wrong@127.0.0.1:{shared().port}/7"
+        assert "invalid username-password pair" in cli.fail("import", "rq", url, *MAP, code=78)
+    finally:
+        peer.execute_command("ACL", "DELUSER", "importer")
 
 
 @pytest.mark.parametrize("fault", ["import.taken:kill", "submit.after:kill@2", "import.submitted:kill"])

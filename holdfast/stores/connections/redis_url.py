@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -15,6 +16,12 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.validation import did_you_mean
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_PARAMETERS = (
+    *("client_name", "db", "health_check_interval", "protocol", "username"),
+    *("socket_connect_timeout", "socket_keepalive", "socket_timeout"),
+    *(name for name in inspect.signature(driver.SSLConnection).parameters if name.startswith("ssl_")),
+)
+"""Those of the driver that a text can give; others are objects, or change what it answers."""
 _PORT, _SENTINEL_PORT = 6379, 26379
 
 
@@ -49,7 +56,13 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
             raise ConfigError(f"{field}: {name}={given[name]!r}: there is no such file")
     own_parameters = {name: given.pop(name) for name in own if name in given}
     scheme, _, kind = parts.scheme.replace("valkey", "redis").partition("+")
-    secure = "rediss" if scheme in ("rediss", "rediss+") else scheme
+    for name in given:
+        if name not in _PARAMETERS:
+            raise ConfigError(
+                f"{field}: {name} is no parameter of a connection{did_you_mean(name, [*own, *_PARAMETERS])}"
+            )
+        if name.startswith("ssl_") and scheme != "rediss":
+            raise ConfigError(f"{field}: {name} needs TLS; write the URL as rediss://")
     user, at, places = parts.netloc.rpartition("@")
     hosts = _hosts(field, places, _SENTINEL_PORT if kind == "sentinel" else _PORT)
     path, service = parts.path, ""
@@ -61,20 +74,18 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
     if scheme != "unix" and not re.fullmatch(r"/?\d*/?", path):
         raise ConfigError(f"{field}: {path!r} is no number of a database; write it as in redis://localhost:6379/0")
     try:
-        options: dict[str, Any] = {**driver.parse_url(urlunsplit((secure, user + at, path, urlencode(given), "")))}
+        options: dict[str, Any] = {**driver.parse_url(urlunsplit((scheme, user + at, path, urlencode(given), "")))}
         connection = options.pop("connection_class", driver.Connection)
-        connection(**options)  # not connected: only the driver knows its parameters
+        connection(**options)  # not connected: only the driver knows which values it takes
         options["connection_class"] = connection
     except (ValueError, TypeError, RedisError) as error:
-        wrong = re.search(r"keyword argument '(.*?)'", str(error))
-        text = f"{wrong[1]} is no parameter of a connection{did_you_mean(wrong[1], own)}" if wrong else str(error)
-        raise ConfigError(f"{field}: {text}") from error
-    if secure == "rediss":  # older drivers check the certificate and not whose it is
+        raise ConfigError(f"{field}: {error}") from error
+    if scheme == "rediss":  # older drivers check the certificate and not whose it is
         options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")
     name = f"{quote(unquote(user.partition(':')[0]), safe='')}@".removeprefix("@")  # no user, but a password: no @
     public = {each: value for each, value in (given | own_parameters).items() if "password" not in each}
     shown = urlunsplit((parts.scheme, name + places, parts.path, urlencode(public), ""))
-    server = Server(kind or "direct", hosts, unquote(service), options, shown, secure == "rediss")
+    server = Server(kind or "direct", hosts, unquote(service), options, shown, scheme == "rediss")
     return server, own_parameters
 
 

@@ -122,7 +122,7 @@ def _check_template(job: object) -> None:
     times = {"delay": job.delay, "run_at": job.run_at_us, "after": job.after or None}
     for field, given in (times | {"key": job.key, "batch": job.batch}).items():
         if given is not None:
-            raise Invalid(field, given, f"leave {field} out of a scheduled job: the schedule decides when it runs")
+            raise Invalid(field, given, f"leave {field} out of a scheduled job: each run is a job of its own")
     if job.expires_at_us is not None:
         raise Invalid("expires", job.expires_at_us, 'give a span, such as "10m": it counts from each run')
     if job.has_client_id:

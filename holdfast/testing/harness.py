@@ -298,7 +298,7 @@ class Harness:
         """Returns True if all remaining handlers wait neither for time nor for a deadline."""
         runs = [run for each in self._workers for run in each.runs]
         claimed = sum(len(each.worker.shared.claimed) for each in self._workers)
-        hopeless = [run for run in self._busy() if run.deadline is None]
+        hopeless = [run for run in self._busy() if run.timeout is None]
         return bool(runs) and len(hopeless) == len(runs) == claimed and not any(each.frozen for each in self._workers)
 
     async def _pause(self) -> float | None:

@@ -59,7 +59,6 @@ class TaskRun:
 
     __slots__ = (
         "context",
-        "deadline",
         "is_last_attempt",
         "job",
         "lease",
@@ -70,6 +69,7 @@ class TaskRun:
         "span",
         "started",
         "stop_reason",
+        "timeout",
     )
 
     settlement: Settlement
@@ -85,7 +85,7 @@ class TaskRun:
         self.context: Context | None = None
         self.runner: asyncio.Task[None] | None = None
         self.stop_reason: StopReason | None = None
-        self.deadline: float | None = None
+        self.timeout: float | None = None
         self.span: Execution | None = None
         self.seconds = 0.0
 

@@ -238,8 +238,7 @@ class Runner:
                 return None
             case StopReason.TIMEOUT:
                 # Also if the handler swallowed the cancellation and returned: it exceeded its timeout.
-                seconds = timeout_of(run.job, self._registry.get(run.job.task), self._shared.settings)
-                return Failed(error=f"timeout: still running after {seconds:g} s", reason=Reason.TIMEOUT)
+                return Failed(error=f"timeout: still running after {run.timeout:g} s", reason=Reason.TIMEOUT)
             case StopReason.CANCEL:
                 return outcome or Cancelled()
             case _:
@@ -309,11 +308,10 @@ class Runner:
 
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
     def _watch(self, run: TaskRun, timeout: float) -> None:
-        run.deadline = self._shared.clock.monotonic() + timeout
-        heapq.heappush(self._deadlines, (run.deadline, next(self._order), run))
-        if (
-            len(self._deadlines) > 2 * len(self._shared.running) + _MAX_STALE
-        ):  # the rest have ended before their deadlines
+        run.timeout = timeout  # the settings may change before it is over
+        heapq.heappush(self._deadlines, (self._shared.clock.monotonic() + timeout, next(self._order), run))
+        # The others have ended before their deadlines.
+        if len(self._deadlines) > 2 * len(self._shared.running) + _MAX_STALE:
             self._deadlines[:] = [each for each in self._deadlines if each[2] in self._shared.running]
             heapq.heapify(self._deadlines)
         if self._deadlines[0][2] is run:

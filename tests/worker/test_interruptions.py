@@ -61,6 +61,22 @@ async def test_whose_timeout_counts(app: Holdfast) -> None:
     assert ended == {"the job's": 5, "the task's": 30, "the settings'": 60}
 
 
+@pytest.mark.parametrize("later", ["none", "90s"])
+async def test_attempt_keeps_the_timeout_with_which_it_began(app: Holdfast, later: str) -> None:
+    @app.task("slow", max_attempts=1)
+    async def slow() -> None:
+        await forever()
+
+    async with harness(app, timeout="60s") as harnessed:
+        hand = await harnessed.start()
+        job = await slow.enqueue()
+        await harnessed.advance(1)
+        hand.worker.shared.apply_settings(hand.worker.shared.settings.replace_values(timeout=later))
+        await harnessed.run_until_idle()
+        dead = await job.job()
+    assert (dead.state, dead.error) == ("dead", "timeout: still running after 60 s")
+
+
 async def test_handler_that_swallows_its_timeout_has_failed(app: Holdfast) -> None:
     @app.task("slow", timeout=30, max_attempts=1)
     async def slow() -> str:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from inspect import isfunction
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from msgspec.structs import replace
 
+from holdfast.core.batches import BATCH_TASK
 from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.ids import as_ulid
-from holdfast.core.models import JobFilter, JobState, Lease
+from holdfast.core.job_changes import JobChanges
+from holdfast.core.models import Job, JobFilter, JobState, Lease, NewJob, Options
 from holdfast.core.schedule import Schedule, ScheduleChange
 from holdfast.core.workers import LeaseStatus
 from holdfast.stores import open_store
-from holdfast.stores.base import EVERY_QUEUE, Store
+from holdfast.stores.base import EVERY_QUEUE, Selection, Store
+from holdfast.stores.redis import id_codec
 from holdfast.stores.redis.id_codec import decode_id, encode_id
 from tests.conformance.support import (
     LEASE,
+    SECOND,
     WORKER,
     Opener,
     claim,
@@ -77,6 +84,57 @@ async def test_whole_lifecycle_is_stored_as_ulids_and_reported_as_uuids(
     }
     assert (await store.admin.delete([first.id])).changed == [(first.id, JobState.SUCCEEDED)]
     assert await store.query.get(first.id) is None
+
+
+async def test_job_is_edited_by_its_uuid(store: Store) -> None:
+    batch = new_job(BATCH_TASK, is_batch=True)
+    member = new_job(options=Options(batch=batch.id))
+    await put(store, batch, member)
+    options = (await stored(store, member.id)).options_or_default
+
+    changes = JobChanges(priority=5, options=replace(options, tags=("t",)))
+    edited = await store.admin.edit(member.id, changes)
+
+    assert (edited.changed, edited.refused) == ([(member.id, JobState.QUEUED)], [])
+    missing = new_job().id
+    assert (await store.admin.edit(missing, changes)).refused == [(missing, None)]
+    (job,) = await take(store)
+    assert (job.id, job.priority, job.options) == (member.id, 5, Options(batch=batch.id, tags=("t",)))
+
+
+async def test_jobs_that_expired_are_reported_by_uuid(store: Store, clock: ManualClock) -> None:
+    (first,) = await put(store, new_job(expires_in=SECOND))
+    clock.advance(2)
+    assert [each.job_id for each in (await claim(store)).expired] == [first]
+
+    (second,) = await put(store, new_job(expires_in=SECOND))
+    clock.advance(2)
+    assert [each.job_id for each in await store.maintenance.expire_unstarted(limit=10)] == [second]
+
+
+WITHOUT_JOB_IDS = {"read_schedules", "due_schedules"}
+"""Verbs whose types have room for ids of jobs, in which there are none: the job of a schedule is a template."""
+
+
+def has_job_id(kind: Any, name: str = "") -> bool:
+    """Returns True if an argument, a field or an answer of this name and type has ids of jobs."""
+    if name in {"job_id", "job_ids", "topics"} or kind in (Job, NewJob, Selection):
+        return True
+    parts = get_args(kind)
+    if isinstance(kind, type) and not parts and kind.__module__.startswith("holdfast."):
+        return any(has_job_id(each, field) for field, each in get_type_hints(kind).items())
+    return any(has_job_id(each) for each in parts)
+
+
+@pytest.mark.parametrize("family", ["queueing", "maintenance", "admin", "query", "schedules", "workflow", "limits"])
+def test_every_verb_with_ids_of_jobs_turns_them(family: str) -> None:
+    protocol = get_type_hints(vars(Store)[family].fget)["return"]
+    verbs = {name: verb for name, verb in vars(protocol).items() if isfunction(verb) and not name.startswith("_")}
+    wrapper = getattr(id_codec, f"Ulid{protocol.__name__}", None)
+
+    having = {name for name, verb in verbs.items() if any(has_job_id(k, n) for n, k in get_type_hints(verb).items())}
+
+    assert having - WITHOUT_JOB_IDS == (set() if wrapper is None else verbs.keys() & vars(wrapper).keys())
 
 
 async def test_waiter_is_woken_when_the_job_ends(store: Store, opener: Opener) -> None:

@@ -15,17 +15,20 @@ from holdfast.core.dependencies import describe_failed_dependency, missing_depen
 from holdfast.core.error_groups import FailedJob
 from holdfast.core.errors import Invalid, Unavailable
 from holdfast.core.ids import as_ulid, parse_id
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogPage, Record
 from holdfast.core.models import (
     Attempt,
     BulkResult,
     Claim,
+    ExpiredJob,
     Job,
     JobEvent,
     JobEvents,
     JobFilter,
     Lease,
     NewJob,
+    Options,
     Page,
     Reason,
     Settled,
@@ -119,7 +122,7 @@ class UlidQueueing(ForwardingQueueing):
         if request.ids is not None:
             request = replace(request, ids=[encode_id(job_id) for job_id in request.ids])
         claim = await self._inner.claim(request)
-        return replace(claim, jobs=_read_jobs(claim.jobs))
+        return replace(claim, jobs=_read_jobs(claim.jobs), expired=tuple(_read_expired(claim.expired)))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         answers = await self._inner.settle([replace(each, job_id=encode_id(each.job_id)) for each in settlements])
@@ -161,9 +164,13 @@ def _encode_lease(lease: Lease) -> Lease:
 
 def _written_job(job: NewJob) -> NewJob:
     after = tuple(replace(each, job_id=encode_id(each.job_id)) for each in job.after)
-    if job.options is not None and job.batch is not None:
-        job = replace(job, options=replace(job.options, batch=encode_id(job.batch)))
-    return replace(job, id=encode_id(job.id), after=after)
+    return replace(job, id=encode_id(job.id), after=after, options=_written_options(job.options))
+
+
+def _written_options(options: Options | None) -> Options | None:
+    if options is None or options.batch is None:
+        return options
+    return replace(options, batch=encode_id(options.batch))
 
 
 class UlidWorkflow(ForwardingWorkflow):
@@ -210,12 +217,19 @@ class UlidAdmin(ForwardingAdmin):
     async def replay(self, selection: Selection, **options: Unpack[ReplayOptions]) -> BulkResult:
         return _read_operated(await self._inner.replay(_written_selection(selection), **options))
 
+    async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
+        written = replace(changes, options=_written_options(changes.options))
+        return _read_operated(await self._inner.edit(encode_id(job_id), written))
+
     async def delete(self, selection: Selection, *, limit: int = 1000, states: States = None) -> BulkResult:
         return _read_operated(await self._inner.delete(_written_selection(selection), limit=limit, states=states))
 
 
 class UlidMaintenance(ForwardingMaintenance):
     """Maintenance, with ids as ULIDs in Redis."""
+
+    async def expire_unstarted(self, *, limit: int) -> list[ExpiredJob]:
+        return _read_expired(await self._inner.expire_unstarted(limit=limit))
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:
         return _read_jobs(await self._inner.find_expired_leases(limit=limit))
@@ -279,6 +293,10 @@ def _read_job(job: Job) -> Job:
 
 def _read_jobs(jobs: Iterable[Job]) -> list[Job]:
     return [_read_job(job) for job in jobs]
+
+
+def _read_expired(expired: Iterable[ExpiredJob]) -> list[ExpiredJob]:
+    return [replace(job, job_id=decode_id(job.job_id)) for job in expired]
 
 
 def _read_event(event: JobEvent) -> JobEvent:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import timedelta
+from importlib.resources import files
 
 import pytest
 
@@ -101,6 +103,16 @@ async def test_names_of_keys_can_be_chosen(home: str, keys: Keys, clock: ManualC
 def test_names_that_would_clash_are_refused(query: str) -> None:
     with pytest.raises(ConfigError, match="url: "):
         open_store(f"redis://localhost/0?{query}")
+
+
+@pytest.mark.parametrize("parameter", ["schedule", "ready", "leases", "job"])
+def test_no_key_can_have_the_name_of_another_that_a_script_has(parameter: str) -> None:
+    scripts = (files("holdfast.stores.redis") / "scripts").iterdir()
+    quoted = {name for script in scripts for name in re.findall(r"PREFIX \.\. '(\w+)", script.read_text("utf-8"))}
+    assert {"meta", "expiry", "failures", "unstarted", "done", "worker"} <= quoted
+    for name in quoted:
+        with pytest.raises(ConfigError, match=f"url: {parameter}='{name}' is not valid"):
+            open_store(f"redis://localhost/0?{parameter}={name}")
 
 
 async def test_each_queue_and_priority_has_a_list_of_its_own(store: Store, keys: Keys) -> None:

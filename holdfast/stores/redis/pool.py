@@ -16,6 +16,7 @@ from holdfast.stores.connections import redis
 from holdfast.stores.connections.redis import Script, Unconfirmed
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.connections.redis_url import Server, parse_server
+from holdfast.stores.redis.snapshot import OWN_NAMES
 
 _TAKEN_OVER = re.compile(r"UNBLOCKED|replica instances")
 """What waiting is answered on a server that became a replica meanwhile, or before."""
@@ -161,39 +162,6 @@ LEVELS = ("none", "everysec", "waitaof", "always")
 
 _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "job:"}
 """The keys whose names can be chosen, and their names unless they are."""
-_TAKEN = (
-    "meta",
-    "seq",
-    "changes",
-    "index:",
-    "chunks",
-    "counts",
-    "queues",
-    "due",
-    "priorities:",
-    "quarantine:",
-    "tombstones",
-)
-_TAKEN_TOO = ("ended:", "keys", "outlived", "attempts:", "lines:", "steps:", "workers", "worker:", "paused")
-_OF_SCHEDULES = ("schedules", "ticks")
-_OF_WAITS = (
-    *("dependencies:", "dependents:", "kept:"),
-    *("receiver:", "receivers:", "signals", "signals_kept", "signals_sent"),
-    *("history:", "history_mark"),
-)
-_OF_LIMITS = (
-    "limits",
-    "queues_with_limits",
-    "partitioned_queues",
-    "partition:",
-    "start_tags:",
-    "throttled:",
-    "full:",
-    "idle_start_tags:",
-    "virtual",
-    "used",
-    "buckets",
-)
 _CHANNELS = ("ready_jobs", "commands", "ended", "nothing")
 _OWN = ("namespace", "prefix", "durability", "replicas", "task", "payload", "ids", *_NAMES)
 
@@ -262,14 +230,10 @@ def _keys(own: dict[str, str], kind: str) -> tuple[str, ...]:
     if kind == "cluster" and not re.search(r"\{[^}]+\}", prefix):
         raise ConfigError(f"url: prefix={prefix!r} has no {{tag}}; in a cluster all keys must be in one hash slot")
     names = {name: own.get(name, default) for name, default in _NAMES.items()}
-    taken = {
-        name.strip(":"): name
-        for name in (*_TAKEN, *_TAKEN_TOO, *_OF_SCHEDULES, *_OF_WAITS, *_OF_LIMITS, "refills", *_CHANNELS)
-    }
     for name, key in names.items():
         bare = key.strip(":")
         others = [other.strip(":") for each, other in names.items() if each != name]
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}:?", key) or bare in taken or bare in others:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}:?", key) or bare in {*OWN_NAMES, *_CHANNELS, *others}:
             raise ConfigError(
                 f"url: {name}={key!r} is not valid; give 1 to 64 of A-Z a-z 0-9 . _ - that no other key is called"
             )

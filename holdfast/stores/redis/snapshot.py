@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from holdfast.core.dependencies import NEVER_US
@@ -54,6 +55,10 @@ _TYPES_OF_MANY = {
     **dict.fromkeys((b"dependencies:", b"receiver:"), b"hash"),
     **dict.fromkeys((b"dependents:", b"receivers:", b"signals_kept:"), b"zset"),
 }
+OWN_NAMES = frozenset(
+    name.decode().partition(":")[0] for name in (*chain(*_TYPES.values()), *_TYPES_OF_MANY, b"worker:", b"done:")
+)
+"""The names of keys that cannot be chosen, without what follows a colon."""
 
 
 class NamespaceKeys:

@@ -389,12 +389,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         if payload is not None:
             if isinstance(chosen, JobFilter) or len(chosen) != 1:
                 raise Invalid("payload", dict(payload), "edited arguments go to one job: name its id")
-            text = encode_payload(payload, self.settings.payload_limit)
-            job = await self._get(chosen[0])
-            self._check_codec(job)
-            registered = self.registry.get(job.task)
-            if registered is not None:
-                registered.bind(text)  # Invalid if it does not fit
+            text = self._checked_payload(await self._get(chosen[0]), payload)
         number = None if from_step is None else await self._step_number(chosen, from_step)
         return await store.admin.replay(chosen, force=force, payload=text, from_step=number, limit=limit, pace=pace)
 

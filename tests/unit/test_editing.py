@@ -75,6 +75,31 @@ def test_command_is_checked_as_in_a_submission(app: Holdfast) -> None:
         app.sync.edit(handle.id, payload={"argv": []})
 
 
+@pytest.mark.parametrize(
+    ("task", "payload", "wrong"),
+    [
+        ("command", {"argv": ["true"]}, {"argv": 5}),
+        ("command", {"argv": ["true"]}, {"shell": "true"}),
+        ("work", {}, {"n": "x"}),
+        ("work", {}, [1]),
+    ],
+)
+def test_payload_of_a_replay_is_checked_like_that_of_an_edit(
+    app: Holdfast, task: str, payload: dict[str, Any], wrong: Any
+) -> None:
+    handle = app.sync.enqueue(task, payload)
+    with pytest.raises(Invalid) as refused_edit:
+        app.sync.edit(handle.id, payload=wrong)
+    app.sync.cancel(handle.id)
+    before = app.sync.get(handle.id)
+
+    with pytest.raises(Invalid) as refused:
+        app.sync.replay(handle.id, payload=wrong)
+
+    assert str(refused.value) == str(refused_edit.value)
+    assert app.sync.get(handle.id) == before
+
+
 def test_unique_job_keeps_payload_and_queue(app: Holdfast) -> None:
     handle = app.sync.enqueue("work", {"n": 1}, unique="active")
     for changes in ({"payload": {"n": 2}}, {"queue": "other"}):

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.core import waits
 from holdfast.core.batches import BatchProgress
 from holdfast.core.dependencies import Condition, DependencyInfo, DependencyState
-from holdfast.core.errors import Conflict, quote_value
+from holdfast.core.errors import Conflict
 from holdfast.core.models import MICROSECOND, Lease, NewJob, Step
 from holdfast.core.steps import NewStep
 from holdfast.core.waits import (
@@ -107,10 +107,7 @@ class RedisWorkflow:
             must_confirm=True,
         )
         if status < 0:
-            raise Conflict(
-                f"topic {quote_value(signal.topic)}: {waits.MAX_SIGNALS} signals wait for a receiver, and no more are "
-                "kept; start the jobs that receive them, or send fewer"
-            )
+            raise Conflict(waits.describe_full_topic(signal.topic))
         receiver = decode_text(found[0]) if found and found[0] is not None else None
         return SentSignal(is_new=bool(status or uncertain), job_id=receiver)
 

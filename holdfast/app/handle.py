@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.clock import Clock
-from holdfast.core.encryption import Codec, decrypt_text, is_encrypted, result_context
+from holdfast.core.encryption import Codec, decrypt_text, result_context
 from holdfast.core.errors import Invalid, InvalidId, NotFound, ResultTimeout, missing_job
 from holdfast.core.ids import parse_id
 from holdfast.core.lifecycle import describe_outlook, failure_of
@@ -164,14 +164,15 @@ class JobHandle(Generic[R]):
 
     def _read_result(self, job: Job) -> R:
         """Returns the result that a job has stored, read by its task's return annotation."""
-        if job.result is not None and is_encrypted(job.result):
-            decrypt_text(self._app.codec, job.result, result_context(job.id), f"the result of job {job.id}")
+        text = job.result
+        if text is not None:  # the store returns what it could not decrypt as it is
+            text = decrypt_text(self._app.codec, text, result_context(job.id), f"the result of job {job.id}")
         task = self._app.registry.get(job.task)
         value: Any = None
         if task is not None:
-            value = task.decode_result(job.result)
-        elif job.result is not None:
-            value = decode_json(job.result)
+            value = task.decode_result(text)
+        elif text is not None:
+            value = decode_json(text)
         result: R = value
         return result
 

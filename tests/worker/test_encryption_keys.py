@@ -120,6 +120,20 @@ async def test_rotation_keeps_old_jobs_running_and_counts_them(home: str) -> Non
         assert await app.count_encryption_keys() == [KeyUse(key_id="old", schedules=1, signals=1)]
 
 
+async def test_result_is_read_once_its_key_is_there(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with harness(_app(home, HAS_OLD)) as harnessed:
+        await harnessed.app.enqueue("mail.send", {"to": "ada"}, tags=["mails"])
+        await harnessed.run_until_idle()
+    app = _app(home, HAS_NEW)
+    async with harness(app) as harnessed:
+        await harnessed.advance(60)
+        ended = await anext(app.stream_tag("mails"))
+        with pytest.raises(DecryptionFailed, match=f"the result of job {ended.job.id} is encrypted with key 'old'"):
+            ended.result()
+        monkeypatch.setattr(app, "codec", ROTATED)
+        assert ended.result() == "sent to ada"
+
+
 async def test_step_without_its_key_is_not_run_again(home: str) -> None:
     job_id = await _submit(home, HAS_OLD, task="order")
     async with harness(_app(home, ROTATED)) as harnessed:

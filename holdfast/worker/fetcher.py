@@ -90,7 +90,8 @@ class Fetcher:
                     # The claim after the search sees also what others have made ready meanwhile.
                     if self._found_none:
                         shared.stopping.set()
-                    self._found_none = not await self._find_more()
+                    else:
+                        self._found_none = not await self._find_more()
                     continue
             except HoldfastError as error:
                 await self._backoff.wait_after(error)

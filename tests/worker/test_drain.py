@@ -116,3 +116,27 @@ def test_drain_runs_all_quarantined_jobs(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert sorted(done) == list(range(5))
+
+
+def test_drain_asks_nothing_more_of_the_store_once_it_has_found_no_job(tmp_path: Path) -> None:
+    """One search, and the claim after it: the worker then stops, so a store that is away by now does not hold it up."""
+    app, calls = Holdfast(f"sqlite:///{tmp_path}/jobs.db", sweep="1h"), list[str]()
+
+    async def run() -> None:
+        async with app, asyncio.timeout(60):
+            store = await app.open_store()
+            claim, reannounce = store.queueing.claim, store.maintenance.reannounce
+
+            async def noted_claim(request: ClaimRequest) -> Claim:
+                calls.append("claim")
+                return await claim(request)
+
+            async def noted_search() -> int:
+                calls.append("search")
+                return await reannounce()
+
+            store.queueing.claim, store.maintenance.reannounce = noted_claim, noted_search
+            await Worker(app, drain=True).run()
+
+    asyncio.run(run())
+    assert calls == ["claim", "search", "claim"]

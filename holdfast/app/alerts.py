@@ -75,12 +75,12 @@ class AlertManager:
     async def evaluate_rules(self) -> list[Alert]:
         """Looks at the rules once, as workers and the API do; returns the alerts whose messages it has sent."""
         settings = self._settings()
-        store = await self._app.open_store()
-        known = await _read_schedule(store)
-        alerts = read_alerts(known)
         rules = settings.alerts
         if not rules:
             return []
+        store = await self._app.open_store()
+        known = await _read_schedule(store)
+        alerts = read_alerts(known)
         state = await _read_state(store, rules)
         breaches = find_breaches(rules.values(), state)
         later, to_send = advance_alerts(alerts, breaches, rules, state.now_us, settings.alert_hold_off)

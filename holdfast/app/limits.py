@@ -190,10 +190,9 @@ class LimitManager:
         that neither declares any more is removed, but only if the setting ``schedule_owner`` names the application.
         """
         owner = self._app.settings.schedule_owner or _OWNED
-        known = await self._read() if not declared else None
         refused = [draft for draft in declared.values() if await self._declare(draft, owner)]
         if self._app.settings.schedule_owner is not None:
-            for limit in (known or await self._read()).values():
+            for limit in (await self._read()).values():
                 if limit.owner == owner and limit.name not in declared:
                     await self._withdraw(limit.name, owner)
         for draft in refused:  # one that was removed just now may have stood in its way

@@ -45,10 +45,15 @@ new_id = _IdMint()
 def derive_id(job_id: str, name: str) -> str:
     """The id of what a job starts under this name: always the same, and sorted beside the job's own."""
     digest = hashlib.sha256(f"{job_id}\n{name}".encode("utf-8", "surrogatepass")).digest()
-    derived = bytearray(uuid.UUID(job_id).bytes[:6] + digest[:10])
-    derived[6] = 0x70 | derived[6] & 0x0F
-    derived[8] = 0x80 | derived[8] & 0x3F
-    return str(uuid.UUID(bytes=bytes(derived)))
+    return make_id(uuid.UUID(job_id).bytes[:6], digest)
+
+
+def make_id(milliseconds: bytes, digest: bytes) -> str:
+    """The id with these six bytes of time and, in place of a counter and random bits, the first bytes of a digest."""
+    made = bytearray(milliseconds + digest[:10])
+    made[6] = 0x70 | made[6] & 0x0F
+    made[8] = 0x80 | made[8] & 0x3F
+    return str(uuid.UUID(bytes=bytes(made)))
 
 
 def parse_id(text: str) -> str | None:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from holdfast.core.encryption import require_decrypted
 from holdfast.core.errors import Invalid
+from holdfast.core.ids import make_id
 from holdfast.core.models import MICROSECOND, NewJob, Options, to_datetime, to_microseconds
 from holdfast.core.validation import check_name, check_priority, check_task_name, decode_stored, parse_count
 
@@ -258,19 +259,11 @@ def tick_job(schedule: Schedule, tick_us: int) -> NewJob:
     """
     require_decrypted(schedule.job.payload, f"the payload of schedule {schedule.name}")
     digest = hashlib.sha256(f"{schedule.id} {tick_us}".encode()).digest()
-    tail = int.from_bytes(digest[:10], "big")
     milliseconds = max(0, tick_us // 1000) & 0xFFFFFFFFFFFF
-    job_id = "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - as other ids are made
-        milliseconds >> 16,
-        milliseconds & 0xFFFF,
-        tail >> 64 & 0xFFF,
-        0x8000 | tail >> 48 & 0x3FFF,
-        tail & 0xFFFFFFFFFFFF,
-    )
     jitter = int.from_bytes(digest[10:18], "big") % (schedule.jitter_us + 1)
     return replace(
         schedule.job,
-        id=job_id,
+        id=make_id(milliseconds.to_bytes(6, "big"), digest),
         has_client_id=True,  # it returns if the tick is run again after its job was deleted
         delay=jitter * MICROSECOND if jitter else None,
         options=_marked(schedule, to_datetime(tick_us).isoformat().replace("+00:00", "Z")),

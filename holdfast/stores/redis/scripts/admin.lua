@@ -29,7 +29,6 @@ if verb == 'replay' then
 end
 allow_when_full()
 local in_one_piece = string.find(ARGV[5], 'w', 1, true)
-local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
 local REPLAYABLE = { failed = true, dead = true, cancelled = true }
 local answers = {}
 
@@ -211,8 +210,7 @@ local change = {}
 for n = 8, #ARGV, 2 do
     change[ARGV[n]] = ARGV[n + 1]
 end
-local EDITABLE = { queued = true, scheduled = true, failed = true, waiting = true }
-local states = EDITABLE
+local states = NOT_STARTED
 if change.expires and change.expires ~= '-' and read_fields(ARGV[4], 'pickupTime') then
     states = {} -- a job that has started cannot expire
 end

@@ -1018,13 +1018,12 @@ if limits_version() ~= ARGV[7] then
 end
 allow_when_full()
 local queue, changed, stale = ARGV[6], 0, 0
-local OPEN = { queued = true, scheduled = true, failed = true, waiting = true, running = true }
 
 local function assign(id, fingerprint, partition_field)
     local state, spec_text, lost_leases, run_at, seq = read_fields(id, 'state', 'spec', 'lost_leases', 'dueTime', 'seq')
     local spec = parse_spec(spec_text or '')
     local old_field = spec and partition_field_of(id, spec)
-    if not spec or not OPEN[state] then
+    if not spec or not (NOT_STARTED[state] or state == 'running') then
         return
     elseif not has_fingerprint(id, fingerprint) then
         stale = stale + 1

@@ -14,8 +14,6 @@ local succeeded_by_spec = {} -- spec → number
 local failures = 0
 local worker = '' -- guards against old claims that a failover brings back
 local END_STAMP = NOW .. ':'
-local ENDED = { succeeded = true, dead = true, cancelled = true }
-local ENDS_CANCELLED = { failed = true, queued = true, scheduled = true, waiting = true }
 
 -- Usually no lease at all has expired: then no ZSCORE is needed.
 local first_lease_end = safe_call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
@@ -108,7 +106,7 @@ local function settle_other(n)
         return refuse(id, claims, old_state)
     end
     local requested_reason = reason
-    if is_cancelling and ENDS_CANCELLED[state] then
+    if is_cancelling and NOT_STARTED[state] then
         state, reason = 'cancelled', 'cancelled'
     end
     if state == 'waiting' and (to_number(waits) == 0 or has_stale_receiver(id, claims)) then
@@ -117,7 +115,7 @@ local function settle_other(n)
     if not refund and state ~= 'succeeded' then
         append_attempt(id, claims, counted_attempts, stored_worker, started_at, state, requested_reason, error, traceback)
     end
-    if not refund and state ~= 'succeeded' and not ENDED[state] then
+    if not refund and state ~= 'succeeded' and not ENDED_STATES[state] then
         failures = failures + 1
         safe_call('ZADD', PREFIX .. 'failures', NOW, claims .. ' ' .. id)
     end
@@ -156,7 +154,7 @@ local function settle_other(n)
     if result ~= '' then
         append_pieces(fields, 'result', result)
     end
-    if ENDED[state] then
+    if ENDED_STATES[state] then
         set('endTime', NOW)
     end
     call('HSET', JOB .. id, unpack(fields))
@@ -165,17 +163,17 @@ local function settle_other(n)
     count(spec.queue, 'running', -1)
     count(spec.queue, state, 1)
     local partition_field = release_limits(id, spec)
-    count_unstarted(partition_field, ENDED[state] and 0 or 1)
+    count_unstarted(partition_field, ENDED_STATES[state] and 0 or 1)
     if state == 'succeeded' then
         succeeded_entries[#succeeded_entries + 1] = END_STAMP .. id
-    elseif ENDED[state] then
+    elseif ENDED_STATES[state] then
         safe_call('ZADD', PREFIX .. 'ended:' .. state, NOW, id)
     elseif state == 'queued' then
         transitions().add_ready(spec, run_at, to_number(seq), id, lost_leases, partition_field)
     elseif state ~= 'waiting' or delay ~= '' then
         transitions().schedule(spec.queue, run_at, id)
     end
-    if ENDED[state] then
+    if ENDED_STATES[state] then
         ended_ids[#ended_ids + 1] = id
         if has_dependents then
             note_end(id, state)

@@ -11,8 +11,6 @@ local function set_key(key, id, key_for) -- microseconds, or ""
     return entry
 end
 
-local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
-
 -- A unique key as text: "ON_CONFLICT DURING WINDOW KEY"; during: "unstarted", "active" or "-"; window: microseconds or "-".
 local function key_of(unique)
     return string.match(unique, '^%S+ %S+ %S+ (.*)$')

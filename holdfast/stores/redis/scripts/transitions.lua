@@ -1,4 +1,6 @@
 -- fragment: transitions
+local NOT_STARTED = { queued = true, scheduled = true, failed = true, waiting = true }
+
 -- Moves of jobs between structures: `transitions().promote(…)`. Built at first use: most claims and settlements need
 -- none, and a script builds its functions anew at each call.
 local function make_transitions()
@@ -292,7 +294,6 @@ end
 -- fragment: expiry
 -- Jobs that end unless a worker claims them in time: id and spec of those that this script ended.
 local expired = {}
-local EXPIRABLE = { queued = true, scheduled = true, failed = true, waiting = true }
 
 local function expire(id, state, spec_text)
     call('HDEL', JOB .. id, 'lost_leases')
@@ -325,7 +326,7 @@ local function end_expired(max_jobs)
     for _, id in ipairs(ids) do
         local state, spec_text, lost_leases = read_fields(id, 'state', 'spec', 'lost_leases')
         local spec = parse_spec(spec_text or '')
-        if spec and EXPIRABLE[state] and is_expired(id) then
+        if spec and NOT_STARTED[state] and is_expired(id) then
             transitions().dequeue(id, spec, state, to_number(lost_leases))
             expire(id, state, spec_text)
         end

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.core.models import MICROSECOND, Attempt, Job, JobEvent, JobEvents, JobState
 from holdfast.core.stats import JobStats
 from holdfast.stores.common.event_cursor import LAST, OVERLAP_US, EventCursor, position_of
-from holdfast.stores.redis.encoding import shown_attempts
+from holdfast.stores.redis.encoding import decode_text, shown_attempts
 from holdfast.stores.redis.query import Counting, Read
 
 _PAGE_SIZE = 400  # of each kind, more where that many ended at one instant
@@ -54,11 +54,11 @@ class RedisQuery(Read):
         for job_id, at, state in wanted:
             job = jobs[job_id]
             if job is not None and job.state is state and job.ended_at_us == at:
-                found.append(_job_event(job))
+                found.append(_event_of(job, job, job.attempts))
         for job_id, _, attempt in attempts:
             job = jobs[job_id]
             if job is not None:
-                found.append(_attempt_event(job, attempt))
+                found.append(_event_of(job, attempt, attempt.attempt))
         return found
 
 
@@ -93,51 +93,32 @@ def _ended_of(kinds: Sequence[Any]) -> list[tuple[str, int, JobState]]:
     found = []
     for entry in kinds[0]:
         at, _, job_id = entry.partition(b":")
-        found.append((_text(job_id), _instant(at), JobState.SUCCEEDED))
+        found.append((decode_text(job_id), _instant(at), JobState.SUCCEEDED))
     for kind, state in ((kinds[1], JobState.DEAD), (kinds[2], JobState.CANCELLED)):
-        found += [(_text(job_id), _instant(at), state) for job_id, at in zip(kind[::2], kind[1::2], strict=True)]
+        found += [(decode_text(job_id), _instant(at), state) for job_id, at in zip(kind[::2], kind[1::2], strict=True)]
     return found
-
-
-def _text(job_id: bytes) -> str:
-    return job_id.decode("utf-8", "replace")
 
 
 def _failures_of(flat: Sequence[Any]) -> list[tuple[str, int, Attempt]]:
     return [
-        (_text(job_id), _instant(at), attempt)
+        (decode_text(job_id), _instant(at), attempt)
         for job_id, at, record in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
         for attempt in shown_attempts([record] if record else [])
     ]
 
 
-def _job_event(job: Job) -> JobEvent:
+def _event_of(job: Job, ended: Job | Attempt, attempt: int) -> JobEvent:
+    """Returns the event of a job's end, or of one of its attempts."""
     return JobEvent(
         job_id=job.id,
         task=job.task,
         queue=job.queue,
-        state=job.state,
-        claims=job.claims,
-        attempt=job.attempts,
-        worker=job.worker,
-        started_at_us=job.started_at_us,
-        ended_at_us=job.ended_at_us or 0,
-        reason=job.reason,
-        error=job.error,
-    )
-
-
-def _attempt_event(job: Job, attempt: Attempt) -> JobEvent:
-    return JobEvent(
-        job_id=job.id,
-        task=job.task,
-        queue=job.queue,
-        state=attempt.state,
-        claims=attempt.claims,
-        attempt=attempt.attempt,
-        worker=attempt.worker,
-        started_at_us=attempt.started_at_us,
-        ended_at_us=attempt.ended_at_us,
-        reason=attempt.reason,
-        error=attempt.error,
+        state=ended.state,
+        claims=ended.claims,
+        attempt=attempt,
+        worker=ended.worker,
+        started_at_us=ended.started_at_us,
+        ended_at_us=ended.ended_at_us or 0,
+        reason=ended.reason,
+        error=ended.error,
     )

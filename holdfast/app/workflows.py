@@ -16,7 +16,7 @@ from holdfast.core.errors import Invalid, NotFound
 from holdfast.core.ids import new_id, parse_id
 from holdfast.core.models import Job, NewJob, Step
 from holdfast.core.portal import requires_loop
-from holdfast.core.steps import MAX_NAME, PROGRESS, STATE, Progress
+from holdfast.core.steps import PROGRESS, STATE, Progress, check_step_name
 from holdfast.core.validation import is_printable_line, parse_count
 from holdfast.core.waits import MAX_SIGNAL_ID, JobWaits, KeptSignal, SentSignal, Signal
 from holdfast.settings.settings import Settings
@@ -118,14 +118,14 @@ class WorkflowMethods:
         without one each call is another signal. Returns what became of it: ``job_id`` is its receiver, if it has one.
         """
         text = encode_result(value, self.settings.payload_limit, "value") or "null"
-        signal = Signal(new_id() if id is None else check_signal_id(id), check_topic(topic), text)
+        signal = Signal(new_id() if id is None else check_signal_id(id), check_step_name(topic, "topic"), text)
         return await (await self.open_store()).workflow.send_signal(signal)
 
     @requires_loop
     async def kept_signals(self: _Application, topic: str | None = None, *, limit: int = 100) -> list[KeptSignal]:
         """Signals that no job has received, of one topic or of all, the oldest first."""
         parse_count(limit, "limit", least=1, most=1000, text=False)
-        asked = None if topic is None else check_topic(topic)
+        asked = None if topic is None else check_step_name(topic, "topic")
         return await (await self.open_store()).workflow.read_signals(asked, limit=limit)
 
 
@@ -139,21 +139,9 @@ def saved_values(record: Iterable[Step]) -> SavedRecord:
     )
 
 
-def check_topic(topic: object) -> str:
-    """Returns the topic. Raises Invalid for anything but one line of text without ``#``."""
-    if not isinstance(topic, str) or not topic or not is_printable_line(topic) or len(topic) > MAX_NAME or "#" in topic:
-        raise Invalid("topic", topic, f"give one line of text of up to {MAX_NAME} characters, without #")
-    return topic
-
-
 def check_signal_id(signal_id: object) -> str:
     """Returns the id of a signal. Raises Invalid for anything but one line of text."""
-    if (
-        not isinstance(signal_id, str)
-        or not signal_id
-        or not is_printable_line(signal_id)
-        or len(signal_id) > MAX_SIGNAL_ID
-    ):
+    if not isinstance(signal_id, str) or not is_printable_line(signal_id) or len(signal_id) > MAX_SIGNAL_ID:
         raise Invalid("id", signal_id, f"give one line of text of up to {MAX_SIGNAL_ID} characters")
     return signal_id
 

@@ -16,10 +16,10 @@ MAX_NAME = 200
 """Characters of a step's name."""
 
 
-def check_step_name(name: object) -> str:
-    """Returns the name of a step; raises Invalid for one that no step can have."""
+def check_step_name(name: object, field: str = "step") -> str:
+    """Returns the name of a step, or the topic of a signal; raises Invalid for one that neither can have."""
     if not isinstance(name, str) or not is_printable_line(name) or len(name) > MAX_NAME or "#" in name:
-        raise Invalid("step", name, f"give one line of text of up to {MAX_NAME} characters, without #")
+        raise Invalid(field, name, f"give one line of text of up to {MAX_NAME} characters, without #")
     return name
 
 

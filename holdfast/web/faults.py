@@ -30,7 +30,7 @@ _FAULT = BodySchema(
         Field("queue", QUEUE_VALUE, "Only jobs of this queue."),
         Field(
             "step",
-            text_value(1, MAX_NAME, lambda value, field: check_step_name(value)),
+            text_value(1, MAX_NAME, check_step_name),
             f"At this step, or at each ({EVERY_STEP}), instead of the whole handler.",
         ),
         Field(

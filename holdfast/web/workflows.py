@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from holdfast.app.workflows import check_signal_id, check_topic
+from holdfast.app.workflows import check_signal_id
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.ids import new_id
-from holdfast.core.steps import MAX_NAME
+from holdfast.core.steps import MAX_NAME, check_step_name
 from holdfast.core.waits import MAX_SIGNAL_ID
 from holdfast.views.documents import ID
 from holdfast.views.workflows import (
@@ -31,10 +31,7 @@ from holdfast.web.jobs import find_job
 from holdfast.web.messages import ApiResponse, Refusal, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
 
-_TOPIC = ValueType(
-    {"type": "string", "minLength": 1, "maxLength": MAX_NAME, "pattern": r"^[^#\n]+$"},
-    lambda value, field: check_topic(value),
-)
+_TOPIC = ValueType({"type": "string", "minLength": 1, "maxLength": MAX_NAME, "pattern": r"^[^#\n]+$"}, check_step_name)
 _SIGNAL_ID = ValueType(
     {"type": "string", "minLength": 1, "maxLength": MAX_SIGNAL_ID, "pattern": r"^[^\n]+$"},
     lambda value, field: check_signal_id(value),

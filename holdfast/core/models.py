@@ -164,8 +164,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def failures(self) -> int:
         """Executions that failed: every counted attempt but one that is running or succeeded."""
-        unfailed = self.state in (JobState.RUNNING, JobState.SUCCEEDED)
-        return max(0, self.attempts - (1 if unfailed else 0))
+        return max(0, self.attempts - (self.state in (JobState.RUNNING, JobState.SUCCEEDED)))
 
     @property
     def options_or_default(self) -> Options:

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.core.models import TERMINAL, JobState, QueueInfo
+from holdfast.core.models import NOT_STARTED, TERMINAL, JobState, QueueInfo
 
 K = TypeVar("K")
 Kinds = frozenset[JobState]
@@ -62,12 +62,11 @@ class CountGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def failures(self) -> int:
         """Failed executions of each job."""
-        unfailed = self.state in (JobState.RUNNING, JobState.SUCCEEDED)
-        return max(0, self.attempts - (1 if unfailed else 0))
+        return max(0, self.attempts - (self.state in (JobState.RUNNING, JobState.SUCCEEDED)))
 
 
 class JobStats(msgspec.Struct, frozen=True):
-    """Bounded counts: at most ``max_count`` jobs of each of the ``BUCKETS``, of ended jobs the latest."""
+    """Bounded counts: at most ``most`` jobs of each of the ``BUCKETS``, of ended jobs the latest."""
 
     groups: list[CountGroup]
     most: int
@@ -151,10 +150,6 @@ def _together(one: CountGroup, other: CountGroup) -> CountGroup:
     )
 
 
-_BY_QUEUE = frozenset({JobState.QUEUED, JobState.SCHEDULED, JobState.FAILED, JobState.WAITING})
-"""States that are counted per queue; the others are counted over all queues."""
-
-
 class CountRow(NamedTuple):
     """Number of jobs of a queue and state. Of ended ones, ``lately`` ended recently, the first ``age_us`` ago."""
 
@@ -174,9 +169,9 @@ def queues_of(
     for row in counted:
         if row.number:
             states[row.queue][row.state] += row.number
-    together = [bucket for bucket in BUCKETS if not bucket & _BY_QUEUE]
+    together = [bucket for bucket in BUCKETS if not bucket & NOT_STARTED]
     shared = full_states(sum(states.values(), Counter()), max_count, together)
-    own = [bucket for bucket in BUCKETS if bucket & _BY_QUEUE]
+    own = [bucket for bucket in BUCKETS if bucket & NOT_STARTED]
     rates = _rates(counted, recent, max_count)
     return {
         name: QueueInfo(

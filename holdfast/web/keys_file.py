@@ -27,7 +27,6 @@ from holdfast.core.errors import ConfigError, HoldfastError, Invalid
 from holdfast.core.events import Events, KeysRead, KeysUnreadable
 from holdfast.web.keys import Key, KeyCheck, check_patterns, check_token, valid_key_id
 
-_MODE = 0o600
 _TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
 _MAX_SIZE = 4 * 1024 * 1024
 _HEAD = (

@@ -39,7 +39,6 @@ Fields: TypeAlias = dict[bytes, bytes]
 _MAX_EXACT = 1 << 53  # a number Lua and a sorted set keep exactly
 _MAX_PRIORITY = 1_000_000
 _encode = msgspec.json.Encoder().encode
-_pack = msgspec.msgpack.Encoder().encode
 _options = msgspec.json.Decoder(Options).decode
 _attempt = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
 

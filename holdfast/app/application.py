@@ -305,7 +305,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
     def handle(self, job_id: str) -> JobHandle[Any]:
         """A handle on a job by its id. Raises `InvalidId` for text that is no id."""
-        return JobHandle(self, Submitted(canonical_id(job_id), created=True))
+        return JobHandle(self, Submitted(canonical_id(job_id), created=False))
 
     @requires_loop
     async def get(self, job_id: str) -> Job:

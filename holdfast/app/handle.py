@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
 from holdfast.core.clock import Clock
 from holdfast.core.encryption import Codec, decrypt_text, result_context
-from holdfast.core.errors import Invalid, InvalidId, NotFound, ResultTimeout, missing_job
+from holdfast.core.errors import Invalid, InvalidId, ResultTimeout, missing_job
 from holdfast.core.ids import parse_id
 from holdfast.core.lifecycle import describe_outlook, failure_of
 from holdfast.core.models import BulkResult, Job, JobFilter, JobState, NewJob, Submitted
@@ -77,7 +77,7 @@ class JobHandle(Generic[R]):
 
     @property
     def created(self) -> bool:
-        """Returns False where a job with the key or id existed already."""
+        """Returns True if its submission stored the job; False where the key or id had one, and of ``app.handle``."""
         return self._answer.created
 
     @property
@@ -178,11 +178,10 @@ class JobHandle(Generic[R]):
 
     async def _job(self) -> Job:
         store = await self._app.open_store()
-        job: Any = await store.query.get(self.id)
+        job = await store.query.get(self.id)
         if job is None:
-            reasons = "it was deleted, its retention is over, or its transaction has not committed (or was rolled back)"
-            raise NotFound(f"job {self.id} does not exist: {reasons}")
-        return job  # type: ignore[no-any-return]  # declared above
+            raise missing_job(self.id)
+        return job
 
 
 class BlockingHandle(BlockingView, Generic[R]):

@@ -104,7 +104,8 @@ class NotFound(HoldfastError):
 def missing_job(reference: str) -> NotFound:
     """Returns the error for a job that is not there, or not for this caller: the text is the same."""
     return NotFound(
-        f"there is no job {reference}: it was deleted, or its transaction has not committed (or was rolled back)"
+        f"there is no job {reference}: it was deleted, its retention is over, or its transaction has not committed (or "
+        "was rolled back)"
     )
 
 

@@ -55,6 +55,17 @@ def test_every_spelling_of_an_id_names_its_job(app: Holdfast) -> None:
     assert app.sync.cancel_one(handle.id.upper()) == "cancelled"
 
 
+def test_handle_by_an_id_says_that_it_created_no_job(app: Holdfast) -> None:
+    submitted, unknown = app.sync.enqueue("work"), "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
+
+    assert submitted.created
+    assert not app.handle(submitted.id).created
+    assert not app.handle(unknown).created
+    for call in (app.handle(unknown).sync.state, lambda: app.sync.get(unknown)):
+        with pytest.raises(NotFound, match=f"there is no job {unknown}: .*its retention is over, .*not committed"):
+            call()
+
+
 def test_key_for_a_handle_is_answered_with_what_gives_the_id(app: Holdfast) -> None:
     handle = app.sync.enqueue("work", key="order-1")
 

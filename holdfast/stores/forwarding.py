@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack
 
 from holdfast.core.batches import BatchProgress
 from holdfast.core.error_groups import FailedJob
@@ -136,12 +136,16 @@ class ForwardingStore:
         return self._inner.blocking(call)
 
 
-class ForwardingQueueing:
-    """Forwards every verb to ``inner``."""
+class _Family(Generic[T]):
+    """Forwards the verbs of one family."""
 
-    def __init__(self, inner: Queueing, intercept: Interceptor = run_directly) -> None:
+    def __init__(self, inner: T, intercept: Interceptor = run_directly) -> None:
         self._inner = inner
         self._intercept = intercept
+
+
+class ForwardingQueueing(_Family[Queueing]):
+    """Forwards every verb to ``inner``."""
 
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         return await self._intercept("submit", lambda: self._inner.submit(jobs))
@@ -167,12 +171,8 @@ class ForwardingQueueing:
         await self._intercept("wait", lambda: self._inner.wait(topics, timeout=timeout))
 
 
-class ForwardingMaintenance:
+class ForwardingMaintenance(_Family[Maintenance]):
     """Forwards every verb to ``inner``."""
-
-    def __init__(self, inner: Maintenance, intercept: Interceptor = run_directly) -> None:
-        self._inner = inner
-        self._intercept = intercept
 
     async def promote_due(self, *, limit: int) -> int:
         return await self._intercept("promote_due", lambda: self._inner.promote_due(limit=limit))
@@ -203,12 +203,8 @@ class ReplayOptions(TypedDict, total=False):
     pace: ReplayRate
 
 
-class ForwardingAdmin:
+class ForwardingAdmin(_Family[Admin]):
     """Forwards every verb to ``inner``."""
-
-    def __init__(self, inner: Admin, intercept: Interceptor = run_directly) -> None:
-        self._inner = inner
-        self._intercept = intercept
 
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
         return await self._intercept("cancel", lambda: self._inner.cancel(selection, limit=limit))
@@ -232,12 +228,8 @@ class ForwardingAdmin:
         return await self._intercept("send_command", lambda: self._inner.send_command(command, workers))
 
 
-class ForwardingQuery:
+class ForwardingQuery(_Family[Query]):
     """Forwards every verb to ``inner``."""
-
-    def __init__(self, inner: Query, intercept: Interceptor = run_directly) -> None:
-        self._inner = inner
-        self._intercept = intercept
 
     async def get(self, job_id: str) -> Job | None:
         return await self._intercept("get", lambda: self._inner.get(job_id))
@@ -295,12 +287,8 @@ class ForwardingQuery:
         return await self._intercept("events", lambda: self._inner.events(after, limit=limit, max_age=max_age))
 
 
-class ForwardingSchedules:
+class ForwardingSchedules(_Family[Schedules]):
     """Forwards every verb to ``inner``."""
-
-    def __init__(self, inner: Schedules, intercept: Interceptor = run_directly) -> None:
-        self._inner = inner
-        self._intercept = intercept
 
     async def write_schedule(self, change: ScheduleChange) -> int | None:
         return await self._intercept("write_schedule", lambda: self._inner.write_schedule(change))
@@ -314,12 +302,8 @@ class ForwardingSchedules:
         return await self._intercept("due_schedules", lambda: self._inner.due_schedules(limit=limit))
 
 
-class ForwardingLimits:
+class ForwardingLimits(_Family[Limits]):
     """Forwards every verb to ``inner``."""
-
-    def __init__(self, inner: Limits, intercept: Interceptor = run_directly) -> None:
-        self._inner = inner
-        self._intercept = intercept
 
     async def write_limit(self, change: LimitChange) -> int | None:
         return await self._intercept("write_limit", lambda: self._inner.write_limit(change))
@@ -349,12 +333,8 @@ class ForwardingLimits:
         await self._intercept("pause_buckets", lambda: self._inner.pause_buckets(buckets, pause_for))
 
 
-class ForwardingWorkflow:
+class ForwardingWorkflow(_Family[Workflow]):
     """Forwards every verb to ``inner``."""
-
-    def __init__(self, inner: Workflow, intercept: Interceptor = run_directly) -> None:
-        self._inner = inner
-        self._intercept = intercept
 
     async def save_steps(self, steps: Sequence[NewStep]) -> list[bool]:
         return await self._intercept("save_steps", lambda: self._inner.save_steps(steps))
@@ -381,12 +361,8 @@ class ForwardingWorkflow:
         return await self._intercept("read_waits", lambda: self._inner.read_waits(job_id))
 
 
-class ForwardingHealth:
+class ForwardingHealth(_Family[Health]):
     """Forwards every verb to ``inner``."""
-
-    def __init__(self, inner: Health, intercept: Interceptor = run_directly) -> None:
-        self._inner = inner
-        self._intercept = intercept
 
     async def doctor(self) -> list[Finding]:
         return await self._intercept("doctor", self._inner.doctor)
@@ -404,12 +380,11 @@ class ForwardingHealth:
         return await self._intercept("server_time_us", self._inner.server_time_us)
 
 
-class ForwardingExternal:
+class ForwardingExternal(_Family[External]):
     """Forwards every verb to ``inner``."""
 
     def __init__(self, inner: External, intercept: Interceptor = run_directly) -> None:
-        self._inner = inner
-        self._intercept = intercept
+        super().__init__(inner, intercept)
         self.dialect = inner.dialect
 
     async def verify(self) -> StatementFlow[None]:

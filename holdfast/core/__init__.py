@@ -1,1 +1,2 @@
-"""The pure core: models, transitions, validation, events. No I/O, no store, no settings."""
+"""The pure core: models, transitions, validation, events. No store, no settings, and no I/O but the environment
+variable and the signals of ``fault_points``, the threads of ``portal``, and logging."""

@@ -98,7 +98,7 @@ def parse(text: str) -> Iterator[InjectedFault]:
         yield InjectedFault(name, action, int(nth) if at else 1)
 
 
-# The only module-level state: a point must be reachable from everywhere and cost almost nothing.
+# Module-level state, although it is no cache: a point must be reachable from everywhere and cost almost nothing.
 _armed: dict[str, InjectedFault] = {}
 
 

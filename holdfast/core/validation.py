@@ -1,7 +1,7 @@
 """Validation of single values, the same for client, CLI, HTTP, settings and import.
 
-``check_…`` returns the value it was given; ``parse_…`` turns text (or an already typed value) into a value. Both
-raise Invalid, which names the field, the value and the remedy. ``field`` is the user's name for it.
+``check_…`` takes what a program gives, ``parse_…`` text too (or a typed value); most return the value in the form that
+is stored. Both raise Invalid, which names the field, the value and the remedy. ``field`` is the user's name for it.
 """
 
 from __future__ import annotations

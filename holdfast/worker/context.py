@@ -1,5 +1,4 @@
-"""State shared by the services of one worker: its claimed jobs, and the events that wake services. No service imports
-another.
+"""State shared by the services of one worker: its claimed jobs, and the events that wake services.
 
 A job is in ``claimed`` from its claim until the store has answered its settlement. Within that time it passes through
 ``buffer`` (claimed), ``running`` (its handler runs) and ``unsettled`` (the settler has not written its settlement).
@@ -103,7 +102,11 @@ class TaskRun:
 
 
 class WorkerContext:
-    """The state of one worker process. Used from its event loop; its heartbeat thread reads ``claimed``."""
+    """The state of one worker process, used from its event loop.
+
+    Its heartbeat thread reads ``claimed`` and ``running`` too, and writes ``heartbeat_at`` and the ``safe_until`` of
+    runs; the thread of its metrics only reads.
+    """
 
     def __init__(self, app: Holdfast, settings: Settings, worker_id: str) -> None:
         self.app = app

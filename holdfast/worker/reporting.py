@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import timedelta
 
+from msgspec.structs import replace
+
 from holdfast.core.dependencies import NEVER_US
 from holdfast.core.events import (
     Events,
@@ -108,7 +110,18 @@ def emit_unsuccessful(
                 )
             )
         case JobState.DEAD:
-            _emit_dead(events, job, reason, error, seconds, dlq_key)
+            events.emit(
+                JobDead(
+                    job_id=job.id,
+                    task=job.task,
+                    attempt=job.attempts,
+                    reason=reason,
+                    error=error,
+                    seconds=round(seconds, 6),
+                    dlq_key=dlq_key,
+                    trace_id=trace_id_of(job),
+                )
+            )
         case JobState.CANCELLED:
             events.emit(JobCancelled(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
         case JobState.WAITING:
@@ -126,42 +139,12 @@ def emit_unsuccessful(
             events.emit(JobReleased(job_id=job.id, task=job.task, reason=reason))
 
 
-def emit_recovered(events: Events, job: Job, answer: Settled, dlq_key: str | None) -> None:
-    """Emits the event of a job whose expired lease was settled."""
-    error = f"lease expired: worker {job.worker} died, froze or was cut off"
-    match answer.state:
-        case JobState.CANCELLED:
-            events.emit(JobCancelled(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
-        case JobState.DEAD:
-            _emit_dead(events, job, "crashed", error, 0.0, dlq_key)
-        case JobState.QUEUED:
-            events.emit(
-                JobFailed(
-                    job_id=job.id,
-                    task=job.task,
-                    attempt=job.attempts,
-                    reason="crashed",
-                    error=f"{error}; ready for its next attempt",
-                    retry_at=None,
-                    seconds=0.0,
-                    trace_id=trace_id_of(job),
-                )
-            )
-
-
-def _emit_dead(events: Events, job: Job, reason: str, error: str, seconds: float, dlq_key: str | None) -> None:
-    events.emit(
-        JobDead(
-            job_id=job.id,
-            task=job.task,
-            attempt=job.attempts,
-            reason=reason,
-            error=error,
-            seconds=round(seconds, 6),
-            dlq_key=dlq_key,
-            trace_id=trace_id_of(job),
-        )
-    )
+def emit_recovered(events: Events, job: Job, settlement: Settlement, answer: Settled, dlq_key: str | None) -> None:
+    """Emits the event of a job whose expired lease was settled: of a failed attempt, if it is ready for the next."""
+    if answer.state is JobState.QUEUED:
+        settlement = replace(settlement, error=f"{settlement.error}; ready for its next attempt")
+        answer = replace(answer, state=JobState.FAILED, run_at_us=None)
+    emit_unsuccessful(events, job, settlement, answer, seconds=0.0, dlq_key=dlq_key)
 
 
 def dead_letter_key(settings: Settings, queue: str) -> str | None:

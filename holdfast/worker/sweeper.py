@@ -12,7 +12,7 @@ from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.events import StoreTrouble, SweepComplete
 from holdfast.core.fault_points import fault_point
 from holdfast.core.lifecycle import Lost, decide
-from holdfast.core.models import Job, JobState, Settled
+from holdfast.core.models import Job, JobState
 from holdfast.stores.base import Store
 from holdfast.worker.context import StoreBackoff, WorkerContext
 from holdfast.worker.reporting import emit_expired, emit_recovered
@@ -111,10 +111,9 @@ class Sweeper:
         """Settles a batch. If the store refuses it, each half is settled by itself, down to the job at fault."""
         shared = self._shared
         fault_point("sweep.before_settle")
+        settlements = [decide(job, Lost(), shared.settings.retry, shared.rng) for job in jobs]
         try:
-            answers = await self._store.queueing.settle(
-                [decide(job, Lost(), shared.settings.retry, shared.rng) for job in jobs]
-            )
+            answers = await self._store.queueing.settle(settlements)
         except (Unavailable, ConfigError):
             raise
         except HoldfastError as error:
@@ -124,7 +123,12 @@ class Sweeper:
             half = len(jobs) // 2
             return await self._recover(jobs[:half]) + await self._recover(jobs[half:])
         fault_point("sweep.after_settle")
-        return self._emit_recovered(jobs, answers)
+        recovered = 0
+        for job, settlement, answer in zip(jobs, settlements, answers, strict=True):
+            if answer.accepted:
+                recovered += 1
+                emit_recovered(shared.events, job, settlement, answer, shared.dead_letter_key(job))
+        return recovered
 
     def _emit_refused(self, job: Job, error: HoldfastError) -> None:
         """Reports a job that cannot be settled, once: its corrupt row needs a manual repair."""
@@ -133,14 +137,6 @@ class Sweeper:
             text = f"job {job.id}, whose lease ran out, cannot be settled: {error}"
             pause = self._shared.settings.sweep.total_seconds()
             self._shared.emit(StoreTrouble(service="sweeper", error=text, retry_in=pause))
-
-    def _emit_recovered(self, jobs: Sequence[Job], answers: Sequence[Settled]) -> int:
-        recovered = 0
-        for job, answer in zip(jobs, answers, strict=True):
-            if answer.accepted:
-                recovered += 1
-                emit_recovered(self._shared.events, job, answer, self._shared.dead_letter_key(job))
-        return recovered
 
     async def _prune(self) -> int:
         shared = self._shared

@@ -149,17 +149,18 @@ async def test_job_of_a_dead_worker_runs_elsewhere_in_time(app: Holdfast) -> Non
             await forever()
 
     async with harness(app, lease="30s", sweep="5s") as harnessed:
-        await work.enqueue()
+        job = await work.enqueue()
         first = await harnessed.start()
         first.freeze()
         await harnessed.start()
         await harnessed.advance(120)
         (gap,) = gaps(runs)
+        lost = (await app.attempts(job.id))[0]
         recovered = [event.recovered for event in events.of(SweepComplete) if event.recovered]
     assert 30 <= gap <= 30 + 5 * 1.2
     assert recovered == [1]
     (failed,) = events.of(JobFailed)
-    assert failed.reason == "crashed"
+    assert (failed.reason, failed.error) == ("crashed", f"{lost.error}; ready for its next attempt")
     assert first.worker.id in failed.error
 
 
@@ -188,7 +189,7 @@ async def test_job_that_loses_every_lease_ends_dead(app: Holdfast) -> None:
     assert "attempt 3" in (dead.error or "")
     assert [each.reason for each in recorded] == ["crashed"] * 3
     (reported,) = events.of(JobDead)
-    assert (reported.job_id, reported.reason) == (job.id, "crashed")
+    assert (reported.job_id, reported.reason, reported.error) == (job.id, "crashed", dead.error)
 
 
 async def test_a_job_that_lost_two_leases_runs_alone(app: Holdfast) -> None:

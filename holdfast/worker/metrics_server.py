@@ -165,7 +165,7 @@ class PageServer:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first
-        self._thread = threading.Thread(target=self._run, name="holdfast-sidecar", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="holdfast-metrics", daemon=True)
 
     @property
     def address(self) -> str:

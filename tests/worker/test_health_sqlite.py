@@ -119,7 +119,7 @@ async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None
 async def test_without_a_port_nothing_is_counted_or_served(app: Holdfast) -> None:
     worker = Worker(app, settings=Settings.load(url=app.settings.url))
     with MetricsServer(worker.shared):
-        assert not any(thread.name == "holdfast-sidecar" for thread in threading.enumerate())
+        assert not any(thread.name == "holdfast-metrics" for thread in threading.enumerate())
         assert app.events._subscribers == {}
 
 

@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from holdfast.app import Holdfast
-from holdfast.core.errors import ConfigError, HoldfastError, Unavailable, quote_value
+from holdfast.core.errors import ConfigError, Conflict, HoldfastError, Unavailable, quote_value
 from holdfast.core.models import NewJob, Submitted
 from holdfast.core.validation import did_you_mean
 from holdfast.integrations.django.database import RenewedConnections, check_test_access, database_url, is_url_of
@@ -108,7 +108,7 @@ class DjangoHoldfast(Holdfast):
     """The application of a Django project.
 
     Jobs submitted inside ``transaction.atomic()`` are part of the transaction if the database holds the jobs. If
-    another store does, they are submitted by ``transaction.on_commit``.
+    another store does, or the block is of another database, they are submitted by ``transaction.on_commit``.
     """
 
     def __init__(self) -> None:
@@ -177,10 +177,14 @@ class DjangoHoldfast(Holdfast):
         connection = connections[self.database]
         if self.derives_url and not self.under_test:
             check_test_access(connection)
-        is_manual = connection.connection is not None and not connection.autocommit  # also inside atomic()
-        if not (connection.in_atomic_block or is_manual):
-            return None
-        return connection if self.holds_jobs else AfterCommit(self.database)
+        blocks = [each.alias for each in connections.all(initialized_only=True) if _is_in_own_block(each)]
+        is_manual = not connection.in_atomic_block and connection.connection is not None and not connection.autocommit
+        if self.database in blocks or is_manual or (connection.in_atomic_block and not blocks):
+            return connection if self.holds_jobs else AfterCommit(self.database)
+        if len(blocks) > 1:
+            remedy = f'name the one that jobs wait for in HOLDFAST["DATABASE"], now {self.database!r}'
+            raise Conflict(f"transactions of {' and '.join(blocks)} are open: enqueue in one alone, or {remedy}")
+        return AfterCommit(blocks[0]) if blocks else None
 
     def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
         token = _is_blocking.set(True)
@@ -231,6 +235,11 @@ class DjangoHoldfast(Holdfast):
 
     def _new_test_threads(self) -> ThreadExecutor:
         return TestThread(1)
+
+
+def _is_in_own_block(connection: BaseDatabaseWrapper) -> bool:
+    """Returns True inside ``atomic()`` of the caller; the blocks of a ``TestCase`` are none of its own."""
+    return any(not block._from_testcase for block in connection.atomic_blocks)
 
 
 def _lacks_tables(connection: Any) -> bool:

@@ -143,9 +143,10 @@ class CeleryBroker:
         found = []
         for place, raw in self._client.hgetall(self._aside).items():
             job = self._parse(raw, place.partition(b"\0")[0].decode(), raw)
-            if drops_expired and isinstance(job, LeftJob) and job.reason == EXPIRED:
+            if not (isinstance(job, LeftJob) and job.reason == EXPIRED):
+                found.append(job)
+            elif drops_expired:
                 self._client.hdel(self._aside, place)
-            found.append(job)
         return found
 
     # ── moving ────────────────────────────────────────────────────────────────────────────────────────────────

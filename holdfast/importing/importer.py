@@ -120,7 +120,7 @@ class ImportSummary:
 
     def list_left(self) -> list[tuple[tuple[str, str, str], int]]:
         """Returns the counts of ``left``: unknown tasks first, then the most frequent."""
-        return sorted(self.left.items(), key=lambda item: (not item[0][2].startswith(_UNKNOWN), -item[1], item[0]))
+        return sorted(self.left.items(), key=lambda item: (_UNKNOWN not in item[0][2], -item[1], item[0]))
 
 
 class Importer:
@@ -156,22 +156,22 @@ class Importer:
         return moved
 
     def _finish_aside(self) -> int:
-        jobs = self._draft_page(self._peer.read_aside(drops_expired=not self._dry_run))
+        jobs = self._draft_page(self._peer.read_aside(drops_expired=not self._dry_run), "it is aside: ")
         if self._dry_run:
             self._count_moved(jobs)
             return 0
         return self._submit(jobs)
 
-    def _draft_page(self, page: Sequence[PeerJob | LeftJob]) -> list[tuple[PeerJob, NewJob]]:
+    def _draft_page(self, page: Sequence[PeerJob | LeftJob], place: str = "") -> list[tuple[PeerJob, NewJob]]:
         jobs = []
         for found in page:
             if isinstance(found, LeftJob):
-                self.summary.left[found.task, found.state, found.reason] += 1
+                self.summary.left[found.task, found.state, place + found.reason] += 1
                 continue
             try:
                 jobs.append((found, self._draft(found)))
             except (Unmovable, Invalid) as error:
-                self.summary.left[found.task, found.state, str(error)] += 1
+                self.summary.left[found.task, found.state, place + str(error)] += 1
         return jobs
 
     def _draft(self, job: PeerJob) -> NewJob:

@@ -232,6 +232,22 @@ def test_messages_whose_taking_was_not_acknowledged_are_moved(here: Holdfast, pe
     assert peer.hlen("holdfast:moving:celery") == 0
 
 
+def test_messages_aside_are_named_as_such(cli: Cli, here: Holdfast, peer: Client, peer_url: str) -> None:
+    made = make_celery(peer_url)
+    made.tasks["note"].delay(1)
+    made.tasks["shop.tasks.old"].delay(2)
+    mapped = ("import", "celery", peer_url, "--map", "shop.tasks.old=note")
+    assert cli.complete(*mapped, env={"HOLDFAST_FAULTS": "import.taken:kill"}).returncode == -9
+    made.tasks["only.celery"].delay(3)
+
+    left = cli.json("import", "celery", peer_url, code=1)["left"]
+
+    aside = {each["task"]: each["reason"].startswith("it is aside: the application has no task") for each in left}
+    assert aside == {"only.celery": False, "shop.tasks.old": True}
+    assert (numbers_of(here), peer.hlen("holdfast:moving:celery")) == ([1], 1)
+    assert cli.json(*mapped, code=1)["moved"] == [{"task": "note", "state": "waiting", "count": 1}]
+
+
 KILLS = ["import.taken:kill", "submit.before:kill@2", "submit.after:kill", "import.submitted:kill@2"]
 
 

@@ -136,6 +136,8 @@ class Importer:
         self._allow_unknown = allow_unknown
         self._dry_run = dry_run
         self.summary = ImportSummary()
+        self._full: dict[str, str] = {}
+        """Why a queue here took no job: no more are taken for it."""
 
     def run(self) -> ImportSummary:
         """Moves until a pass over the peer's lanes finds nothing to move; a dry run is one pass."""
@@ -169,7 +171,12 @@ class Importer:
                 self.summary.left[found.task, found.state, place + found.reason] += 1
                 continue
             try:
-                jobs.append((found, self._draft(found)))
+                new = self._draft(found)
+                if new.queue in self._full and not place:
+                    raise Unmovable(
+                        f"another of its queue was refused: {self._full[new.queue]}"
+                    )  # it would stand aside
+                jobs.append((found, new))
             except (Unmovable, Invalid) as error:
                 self.summary.left[found.task, found.state, place + str(error)] += 1
         return jobs
@@ -220,9 +227,9 @@ class Importer:
             if len(jobs) > 1:
                 middle = len(jobs) // 2
                 return self._submit(jobs[:middle]) + self._submit(jobs[middle:])
+            found, new = jobs[0]
             if isinstance(error, QueueFull):
-                raise
-            found, _ = jobs[0]
+                self._full[new.queue] = str(error)
             self.summary.left[found.task, found.state, f"it is aside, and was refused: {error}"] += 1
             return 0
         fault_point("import.submitted")

@@ -131,6 +131,7 @@ def test_messages_without_equivalent_stay_with_their_reason(
     peer.hset(aside, b"celery\0celery:1:2", expired)
     table = cli.run("import", "celery", peer_url, "--dry-run", code=1)
     assert peer.hlen(aside) == 1
+    assert "it is aside" not in table
     assert table.index("only.celery") < table.index("task protocol 1")
     assert cli.run("import", "celery", peer_url, "--allow-unknown", code=1).count("positional arguments need") == 1
     assert not peer.exists(aside)

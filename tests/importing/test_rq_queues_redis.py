@@ -194,16 +194,23 @@ def test_job_that_a_worker_takes_meanwhile_is_not_submitted(here: Holdfast, peer
 def test_import_fills_the_room_of_a_queue_and_goes_on_later(
     cli: Cli, here: Holdfast, peer: Client, peer_url: str
 ) -> None:
-    queue = Queue(connection=peer)
-    for number in range(10):
-        queue.enqueue(note, number)
+    queue, late = Queue(connection=peer), Queue("late", connection=peer)
+    with peer.pipeline() as pipeline:
+        queue.enqueue_many([Queue.prepare_data(note, (number,)) for number in range(PAGE + 10)], pipeline=pipeline)
+        pipeline.execute()
+    late.enqueue(note, 1000)
     cli.run("limit", "add", "few", "--queue", "default", "--depth", "7")
 
-    assert "7 jobs are moved" in cli.fail("import", "rq", peer_url, *MAP, code=75)
-    assert numbers_of(here) == list(range(7))
-    cli.run("delete", "--all")
-    cli.run("import", "rq", peer_url, *MAP)
-    assert numbers_of(here) == [7, 8, 9]
+    first = cli.json("import", "rq", peer_url, *MAP, code=1)
+    assert (sum(each["count"] for each in first["moved"]), numbers_of(here)) == (8, [*range(7), 1000])
+    reasons = {each["reason"].partition("queue default is full")[0]: each["count"] for each in first["left"]}
+    assert reasons == {"it is aside, and was refused: ": PAGE - 7, "another of its queue was refused: ": 10}
+    late.enqueue(note, 1001)
+    assert cli.json("import", "rq", peer_url, *MAP, code=1)["moved"][0]["count"] == 1  # though jobs aside are refused
+    assert (peer.hlen("rq:holdfast:moving"), len(queue)) == (PAGE - 7, 10)
+    cli.run("limit", "remove", "few")
+    assert cli.json("import", "rq", peer_url, *MAP)["left"] == []
+    assert sorted(numbers_of(here)) == [*range(PAGE + 10), 1000, 1001]
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def run_import(
     with open_application(app, creating=True), open_peer(url) as client:
         peer = make_peer(client)
         _check_queues(peer, queues, title)
-        if not queues and not any(lane.queue for lane in peer.list_lanes()):
+        if not (queues or any(lane.queue for lane in peer.list_lanes()) or peer.read_aside(drops_expired=False)):
             remedy = "correct its database or --key-prefix, or name the queues: --queue"
             raise Invalid("peer", url.rpartition("@")[2], remedy, f"has no queue of {title}")
         importer = Importer(app, peer, names=names, allow_unknown=allow_unknown, dry_run=dry_run)
@@ -219,6 +219,6 @@ def print_summary(session: Session, title: str, summary: ImportSummary, *, dry_r
         print_heading("Would be moved" if dry_run else "Moved")
         print_table(_COUNTS, [(task, state, count) for (task, state), count in moved])
     verb = "would be moved" if dry_run else "moved"
-    before = f", {summary.already_moved} were moved before" if summary.already_moved else ""
+    before = f", {summary.already_moved} became one with a job that was there" if summary.already_moved else ""
     total = sum(summary.moved.values())
     click.echo(f"\n{count_noun(total, 'job')} {verb}{before}, {sum(summary.left.values())} left in {title}")

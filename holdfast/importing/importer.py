@@ -110,6 +110,7 @@ class ImportSummary:
     moved: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Number of jobs by task and state; in a dry run, of those that would be moved."""
     already_moved: int = 0
+    """Number of jobs that were moved before, or whose task is ``unique``: a job with their key was there."""
     left: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """Number of jobs by task, state and reason."""
 

@@ -17,5 +17,10 @@ def remind(at: datetime) -> None:
     """A task with an argument that JSON does not have."""
 
 
+def remind_once(number: int) -> None:
+    """A task of which one job waits at a time."""
+
+
 app.task("note")(note)
+app.task("once", unique="1d")(remind_once)
 app.task("remind")(remind)

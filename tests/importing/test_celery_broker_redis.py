@@ -233,6 +233,27 @@ def test_messages_whose_taking_was_not_acknowledged_are_moved(here: Holdfast, pe
     assert peer.hlen("holdfast:moving:celery") == 0
 
 
+def test_messages_that_a_unique_task_folds_are_counted_apart(cli: Cli, here: Holdfast, peer_url: str) -> None:
+    made = make_celery(peer_url)
+    for _ in range(3):
+        made.tasks["note"].delay(1)
+    printed = cli.run("import", "celery", peer_url, "--map", "note=once")
+    assert "1 job moved, 2 became one with a job that was there, 0 left in Celery" in printed
+    assert len(jobs_of(here)) == 1
+
+
+def test_messages_aside_are_moved_when_their_queues_are_forgotten(
+    cli: Cli, here: Holdfast, peer: Client, peer_url: str
+) -> None:
+    make_celery(peer_url).tasks["note"].delay(1)
+    assert cli.complete("import", "celery", peer_url, env={"HOLDFAST_FAULTS": "import.taken:kill"}).returncode == -9
+    peer.delete(*peer.scan_iter(match="_kombu.binding.*"))
+
+    assert cli.json("import", "celery", peer_url)["moved"] == [{"task": "note", "state": "waiting", "count": 1}]
+    assert numbers_of(here) == [1]
+    assert "has no queue of Celery" in cli.fail("import", "celery", peer_url, code=2)
+
+
 def test_messages_aside_are_named_as_such(cli: Cli, here: Holdfast, peer: Client, peer_url: str) -> None:
     made = make_celery(peer_url)
     made.tasks["note"].delay(1)

@@ -64,6 +64,8 @@ class PeerJob:
     priority: int = 0
     run_at: datetime | None = None
     expires: datetime | None = None
+    meta: Any = None
+    """What else the peer keeps for the handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class Importer:
             expires=job.expires,
             key=job.key,
             key_for=_KEY_FOR,
-            metadata={f"{self._peer.name}_id": job.id},
+            metadata={f"{self._peer.name}_id": job.id} | ({f"{self._peer.name}_meta": job.meta} if job.meta else {}),
         )
 
     def _move(self, lane: Lane, jobs: Sequence[tuple[PeerJob, NewJob]]) -> int:

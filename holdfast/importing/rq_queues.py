@@ -217,7 +217,7 @@ class RQQueues:
             if expires is not None and expires <= datetime.now(UTC):
                 raise Unmovable(EXPIRED)
             run_at = datetime.fromtimestamp(due, UTC) if kind == "scheduled" else None
-            created = fields[b"created_at"].decode()
+            created, meta = fields[b"created_at"].decode(), fields.get(b"meta")
             return PeerJob(
                 id=job_id,
                 task=task,
@@ -229,11 +229,18 @@ class RQQueues:
                 source=f"{job_id} {created}",
                 run_at=run_at if run_at is not None and run_at > datetime.now(UTC) else None,
                 expires=expires,
+                meta=_read_value(meta) if meta else None,
             )
-        except (Unmovable, NotPlain) as error:
+        except NotPlain as error:
+            return LeftJob(task, state, f"{error}; RQ's workers have to run it, or enqueue it anew with plain values")
+        except Unmovable as error:
             return LeftJob(task, state, str(error))
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             return LeftJob(task, state, f"it is no job that can be read: {type(error).__name__}: {error}")
+
+
+def _read_value(data: bytes) -> Any:
+    return read_plain_pickle(data, _MAX_SIZE) if data[:1] == b"\x80" else json.loads(data)
 
 
 def _read_call(data: bytes) -> tuple[str, list[Any], dict[str, Any]]:
@@ -246,8 +253,7 @@ def _read_call(data: bytes) -> tuple[str, list[Any], dict[str, Any]]:
     else:
         if reader.unconsumed_tail:
             raise Unmovable(f"its data have more than {_MAX_SIZE:,} bytes")
-    call = read_plain_pickle(data, _MAX_SIZE) if data[:1] == b"\x80" else json.loads(data)
-    name, instance, args, kwargs = call
+    name, instance, args, kwargs = _read_value(data)
     if instance is not None:
         raise Unmovable(f"it calls a method of an object: {name}; RQ's workers have to run it")
     return str(name), list(args), dict(kwargs)

@@ -56,7 +56,7 @@ def test_jobs_move_with_their_options(cli: Cli, here: Holdfast, peer: Client, pe
     bulk = Queue("bulk", connection=peer, serializer=serializer)
     soon = datetime.now(UTC) + timedelta(hours=1)
     queue.enqueue(note, 1, text="é")
-    queue.enqueue(note, 2, job_id="odd_name-1", ttl=3600)
+    queue.enqueue(note, 2, job_id="odd_name-1", ttl=3600, meta={"tenant": "acme", "tries": [1, 2]})
     bulk.enqueue_at(soon, note, 3)
     queue.enqueue(note, "x" * 200_000)
 
@@ -70,7 +70,7 @@ def test_jobs_move_with_their_options(cli: Cli, here: Holdfast, peer: Client, pe
     jobs = {json.loads(job.payload)["number"]: job for job in jobs_of(here)}
     assert jobs[1].payload == '{"number":1,"text":"é"}'
     assert timedelta(0) < jobs[2].expires_at - datetime.now(UTC) <= timedelta(hours=1)
-    assert jobs[2].options.metadata == {"rq_id": "odd_name-1"}
+    assert jobs[2].options.metadata == {"rq_id": "odd_name-1", "rq_meta": {"tenant": "acme", "tries": [1, 2]}}
     assert (jobs[3].state, jobs[3].queue, jobs[3].run_at) == ("scheduled", "bulk", soon.replace(microsecond=0))
     assert [key for key in peer.scan_iter() if b"holdfast" in key] == []
     assert (len(queue), Job.exists("odd_name-1", connection=peer)) == (1, False)
@@ -83,6 +83,8 @@ def test_jobs_without_equivalent_stay_with_their_reason(cli: Cli, here: Holdfast
     queue.enqueue(note, 3, on_success=Callback("builtins.print"))
     queue.enqueue(note, 4, repeat=Repeat(times=3))
     queue.enqueue(note, Hostile())
+    queue.enqueue(note, 9, meta={"of": Hostile()})
+    queue.enqueue(note, 10, meta={"of": b"no JSON"})
     queue.enqueue("only.rq", 5)
     damaged = queue.enqueue(note, 6)
     peer.hset(damaged.key, "data", zlib.compress(b"\x80\x04nonsense"))
@@ -99,7 +101,8 @@ def test_jobs_without_equivalent_stay_with_their_reason(cli: Cli, here: Holdfast
         "it waits for another job of RQ",
         "it has a callback",
         "it has repetitions",
-        "it holds more than plain values (opcode STACK_GLOBAL)",
+        "(opcode STACK_GLOBAL); RQ's workers have to run it, or enqueue it anew with plain values",
+        "metadata: 'TypeError: Object of type bytes is not JSON serializable'",
         "the application has no task 'only.rq'",
         "it is no pickle that can be read",
         "its data are gone",
@@ -107,6 +110,7 @@ def test_jobs_without_equivalent_stay_with_their_reason(cli: Cli, here: Holdfast
     ):
         assert any(part in reason for reason in reasons), (part, reasons)
     assert document["left"][0]["task"] == "only.rq"
+    assert sum(each["count"] for each in document["left"] if "STACK_GLOBAL" in each["reason"]) == 2
     assert sum(each["count"] for each in document["left"] if each["state"] == "rq-scheduler") == 1
 
 

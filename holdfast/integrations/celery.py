@@ -211,6 +211,8 @@ def _translate_options(celery_app: Celery, options: dict[str, Any]) -> dict[str,
         "queue": queue,
         "id": given.pop("task_id", None),
     }
+    if translated["id"] is not None and parse_id(str(translated["id"])) is None:
+        raise Invalid("task_id", translated["id"], "give a UUID, or leave it out")
     priority = given.pop("priority", None)
     if priority is not None:
         # In Redis, Celery serves low numbers first; in every other broker high ones.

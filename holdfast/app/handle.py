@@ -25,16 +25,30 @@ _LOOK = 5.0  # seconds between looks at the job while waiting: what a lost wake-
 
 _ELSEWHERE = {
     **dict.fromkeys(
-        ("get", "wait"), "to wait for its result: await handle.result(timeout=30), or handle.sync.result(…)"
+        ("get", "wait", "return_value", "latest_result", "get_result"),
+        "to wait for its result: await handle.result(timeout=30), or handle.sync.result(…)",
     ),
     **dict.fromkeys(
-        ("status", "ready", "successful", "failed"), "to see its state: await handle.state(), or handle.sync.state()"
+        (
+            "status",
+            "ready",
+            "successful",
+            "failed",
+            "get_status",
+            "is_finished",
+            "is_failed",
+            "is_queued",
+            "is_started",
+        ),
+        "to see its state: await handle.state(), or handle.sync.state()",
     ),
     "info": "to see how far it is: (await app.saved_values(handle.id)).progress; its result: await handle.result()",
     "revoke": "to cancel the job: await handle.cancel(), or handle.sync.cancel()",
+    "meta": "to read what was submitted with it: (await handle.job()).options.metadata",
+    "requeue": "to run the job again: await handle.replay(), or handle.sync.replay()",
     "forget": "leave it out: a result is kept as long as its job",
 }
-"""Methods of results in Celery, with what to write here."""
+"""Methods of results in Celery, RQ and Dramatiq, with what to write here."""
 
 
 class JobOwner(Blocker, Protocol):
@@ -72,7 +86,7 @@ class JobHandle(Generic[R]):
     if not TYPE_CHECKING:  # to a type checker, other attributes are errors as ever
 
         def __getattr__(self, name: str) -> Any:
-            """Explains the name here of a method that results have in Celery."""
+            """Explains the name here of a method that results have in other queues."""
             raise explain_attribute(self, name, _ELSEWHERE)
 
     @property

@@ -226,7 +226,7 @@ def test_attribute_of_another_queues_application_is_answered_with_ours(tmp_path:
         app.sync.schedules  # type: ignore[attr-defined]  # noqa: B018 - the mistake that is meant
 
 
-def test_method_of_a_result_of_celery_is_answered_with_ours(tmp_path: Path) -> None:
+def test_method_of_a_result_of_another_queue_is_answered_with_ours(tmp_path: Path) -> None:
     handle = Holdfast(f"sqlite:///{tmp_path}/jobs.db").handle("0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77")
 
     for name, hint in (
@@ -234,6 +234,13 @@ def test_method_of_a_result_of_celery_is_answered_with_ours(tmp_path: Path) -> N
         ("ready", r"handle\.state\(\)"),
         ("info", r"app\.saved_values\(handle\.id\)"),
         ("revoke", r"handle\.cancel\(\)"),
+        ("return_value", r"handle\.result\("),
+        ("get_result", r"handle\.result\("),
+        ("latest_result", r"handle\.result\("),
+        ("get_status", r"handle\.state\(\)"),
+        ("is_finished", r"handle\.state\(\)"),
+        ("meta", r"handle\.job\(\)\)\.options\.metadata"),
+        ("requeue", r"handle\.replay\(\)"),
     ):
         for thing in (handle, handle.sync):
             with pytest.raises(AttributeError, match=f"'JobHandle' object has no attribute '{name}'; .*{hint}"):
@@ -258,6 +265,9 @@ def test_import_of_a_name_of_celery_is_answered_with_ours() -> None:
         ("acks_late", "acknowledged when it has ended"),
         ("retry_kwargs", r"here it is max_attempts=… and retry=…"),
         ("serializer", "arguments are stored as JSON"),
+        ("ttl", "here it is expires=…"),
+        ("result_ttl", "keep_succeeded=…"),
+        ("meta", "here it is metadata=…"),
         ("link_error", r"after=Dependency\(job\.id"),
         ("args", r"enqueue\(1, name=2\)"),
     ],

@@ -83,6 +83,8 @@ async def test_filters_match_what_they_say(store: Store, clock: ManualClock) -> 
     assert await found(store, tag="red") == {tagged}
     assert await found(store, tag="two words") == {tagged}
     assert await found(store, tag="two") == set()
+    assert await found(store, tag="redder", states=(JobState.DEAD,)) == {dead}
+    assert await found(store, tag="red", states=(JobState.DEAD,)) == set()
     assert await found(store, reason="error") == {dead}
     assert await found(store, worker="worker-1", states=(JobState.RUNNING,)) == {alive.id}
     assert await found(store, worker="worker-2") == set()

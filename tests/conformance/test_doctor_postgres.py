@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from holdfast.stores import open_store
 from holdfast.stores.postgres import health
 from tests.conformance.support import new_job, put, take
 from tests.support.postgres import SUPERUSER, Postgres
+from tests.support.servers import until
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,27 @@ async def test_autovacuum_switched_off_for_the_table(server: Postgres, schema: s
     server.execute(f"alter table {schema}.job set (autovacuum_enabled = off)")
     found = await finding(server, schema, "vacuum")
     assert (found.level, found.remedy) == ("error", f"alter table {schema}.job reset (autovacuum_enabled)")
+
+
+@pytest.mark.parametrize(("deleted", "level"), [(3, "ok"), (7, "warning")])
+async def test_dead_rows_matter_once_they_are_twice_the_living(
+    server: Postgres, schema: str, deleted: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_DEAD", 0)
+    await findings(server, schema)
+    table = f"{schema}.job"
+    server.execute(f"alter table {table} set (autovacuum_vacuum_threshold = 1000)")
+    server.execute(
+        f"insert into {table} (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims)"  # noqa: S608
+        " select gen_random_uuid(), 'q', 't', '{}', 0, 0, 0, 0, 1, 0 from generate_series(1, 10)"
+    )
+    server.execute(f"delete from {table} where ctid in (select ctid from {table} limit {deleted})")  # noqa: S608
+    counted = f"select n_live_tup, n_dead_tup from pg_stat_user_tables where relid = '{table}'::regclass"  # noqa: S608
+    await asyncio.to_thread(
+        until, lambda: server.execute(counted) == [(10 - deleted, deleted)], "the statistics of the table"
+    )
+    found = await finding(server, schema, "vacuum")
+    assert (found.level, f"{deleted} dead" in found.text) == (level, True)
 
 
 @pytest.mark.parametrize("kind", ["a snapshot", "a write", "a prepared transaction"])

@@ -462,3 +462,9 @@ async def test_the_last_error_stays_readable_while_the_job_runs_again(store: Sto
     await take(store)
 
     assert (await stored(store, job.id)).error == "first"
+
+
+async def test_error_without_text_is_kept_as_given(store: Store) -> None:
+    job = await running(store)
+    await settle(store, job, JobState.DEAD, reason=Reason.ERROR, error="")
+    assert (await stored(store, job.id)).error == ""

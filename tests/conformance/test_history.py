@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.history import COUNT_DELAY, HistoryInterval, HistoryRow
-from holdfast.core.models import JobState
+from holdfast.core.models import JobFilter, JobState
 from holdfast.stores.base import Store
 from tests.conformance.support import Opener, ended, ending, new_job, put, running, settle, take
 
@@ -80,12 +80,17 @@ async def test_each_end_is_counted_once_whoever_counts(store: Store, opener: Ope
 async def test_many_ends_of_one_instant_are_counted(store: Store, clock: ManualClock) -> None:
     """More than one call counts, at one instant of the clock."""
     await put(store, *[new_job() for _ in range(300)])
-    jobs = await take(store, 300)
-    await store.queueing.settle([ending(job) for job in jobs[:200]])
-    await store.queueing.settle([ending(job, JobState.DEAD) for job in jobs[200:]])
+    jobs = await take(store, 200)
+    await store.queueing.settle([ending(job) for job in jobs[:100]])
+    await store.queueing.settle([ending(job, JobState.DEAD) for job in jobs[100:]])
+    await store.admin.cancel(JobFilter(states=(JobState.QUEUED,)))
     clock.advance(LAG_SECONDS)
     await count_all(store, limit=20)
     assert await count_total(store, clock) == 300
+    await ended(store, JobState.SUCCEEDED)
+    clock.advance(LAG_SECONDS)
+    await count_all(store, limit=20)
+    assert await count_total(store, clock) == 301
 
 
 async def test_jobs_are_counted_a_while_after_their_ends(store: Store, clock: ManualClock) -> None:

@@ -90,6 +90,21 @@ async def test_isolated_claim_leaves_a_paused_queue(store: Store, clock: ManualC
     assert await take_ids(store, 9, {"a": 9, "b": 9}, isolated=True) == []
 
 
+@pytest.mark.parametrize("limited", [False, True])
+async def test_isolated_claim_leaves_a_queue_without_free_slots(
+    store: Store, clock: ManualClock, limited: bool
+) -> None:
+    for queue in ("a", "b") if limited else ():
+        await limit(store, queue, queue=queue, concurrency=9)
+    (poison,) = await put(store, new_job(queue="a"))
+    for _ in range(2):
+        assert await take_ids(store, 9, {"a": 9}, max_must_start=9) == [poison]
+        await lose_all(store, clock)
+    await put(store, new_job(queue="b"))
+    assert await take(store, 9, {"a": 0, "b": 9}, isolated=True) == []
+    assert await take_ids(store, 9, {"a": 1, "b": 9}, isolated=True) == [poison]
+
+
 async def test_suspects_count_towards_limit_and_wants(store: Store, clock: ManualClock) -> None:
     await put(store, *[new_job(priority=100) for _ in range(5)])
     await take(store)

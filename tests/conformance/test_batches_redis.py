@@ -79,6 +79,14 @@ async def test_wrong_number_of_a_batch_is_repaired(store: Store, keys: Keys, nam
     await everything_agrees(store, keys)
 
 
+async def test_wrong_number_of_an_empty_batch_is_repaired(store: Store, keys: Keys) -> None:
+    (batch,) = await put(store, new_batch())
+    keys.hset(f"job:{batch}", "members", "7")
+    await store.health.repair()
+    assert keys.hget(f"job:{batch}", "members") == "0"
+    await everything_agrees(store, keys)
+
+
 async def test_batch_whose_members_have_ended_is_repaired_to_its_end(store: Store, keys: Keys) -> None:
     ids = await fill(store)
     keys.delete(f"job:{ids['open']}")

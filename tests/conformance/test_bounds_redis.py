@@ -7,7 +7,19 @@ from datetime import timedelta
 from holdfast.core.clock import ManualClock
 from holdfast.core.models import JobFilter, JobState
 from holdfast.stores.base import Store
-from tests.conformance.support import EventReader, ended, ending, failing, new_job, put, running, take, take_ids
+from tests.conformance.limited import job_of, limit
+from tests.conformance.support import (
+    EventReader,
+    ended,
+    ending,
+    failing,
+    lose_all,
+    new_job,
+    put,
+    running,
+    take,
+    take_ids,
+)
 from tests.support.keys import Keys
 
 SECOND = timedelta(seconds=1)
@@ -87,3 +99,28 @@ async def test_keys_of_pruned_jobs_are_freed_in_the_same_call(store: Store, keys
     clock.advance(60)
     assert await store.maintenance.prune({"succeeded": timedelta(seconds=1)}, limit=500) == 300
     assert {"keys", "outlived"}.isdisjoint(keys.all())
+
+
+async def test_doctor_reads_no_long_hash_of_tombstones(store: Store, keys: Keys) -> None:
+    async def hashes_read(number: int) -> int:
+        keys.hset("tombstones", mapping=dict.fromkeys(range(number), 1))
+        keys.client.config_resetstat()
+        await store.health.doctor()
+        return int(keys.client.info("commandstats")["cmdstat_hvals"]["calls"])
+
+    assert [await hashes_read(number) for number in (10_000, 10_001)] == [2, 1]
+
+
+async def test_isolated_claim_looks_at_a_bounded_number_of_jobs(store: Store, keys: Keys, clock: ManualClock) -> None:
+    await limit(store, by="args.tenant", concurrency=9)
+    await put(store, job_of(1))
+    for _ in range(2):
+        assert len(await take(store)) == 1
+        await lose_all(store, clock)
+    await store.limits.pause_buckets(["mail=1"], timedelta(hours=1))
+    keys.zadd("quarantine:default", {f"gone-{number}": clock() for number in range(20_000)})
+    keys.client.config_resetstat()
+
+    assert await take(store, 1, isolated=True) == []
+
+    assert keys.client.info("commandstats")["cmdstat_hmget"]["calls"] < 25_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import psycopg
@@ -13,6 +13,8 @@ from holdfast import Context
 from holdfast.core.events import MalformedMessage
 from holdfast.core.models import JobState, Lease, Reason
 from holdfast.core.workers import WorkerHeartbeat
+from holdfast.transports.contract import Delivery
+from holdfast.transports.redis import RedisStream
 from tests.support.redis import FLOORS, MAIN, Redis
 from tests.transports.support import (
     Pairing,
@@ -186,6 +188,26 @@ async def test_stream_of_malformed_messages_is_capped(stream: Pairing) -> None:
 
         kept = [fields[b"id"].decode() for _, fields in stream.entries("s@malformed")]
         assert kept == [f"message {n}" for n in range(150, 250)]
+
+
+async def test_malformed_message_that_is_deleted_meanwhile_holds_up_no_other(
+    stream: Pairing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_aside = RedisStream.set_aside
+
+    async def set_aside_late(transport: RedisStream, deliveries: Sequence[Delivery]) -> str:
+        stream.execute("XDEL", "s", deliveries[0].receipt)
+        return await set_aside(transport, deliveries)
+
+    async with stream.app() as app:
+        monkeypatch.setattr(RedisStream, "set_aside", set_aside_late)
+        stream.push("first", "second")
+        (job_id,) = await put(await app.open_store())
+
+        assert await take(await app.open_store()) == [job_id]
+
+        assert [fields[b"id"] for _, fields in stream.entries("s@malformed")] == [b"second"]
+        assert [entry for entry, *_ in stream.pending()] == [entry for entry, _ in stream.entries("s")]
 
 
 async def test_malformed_message_of_a_dead_consumer_is_reported(stream: Pairing) -> None:

@@ -230,6 +230,16 @@ async def test_an_order_through_the_store_is_followed(app: Holdfast, drain: bool
     assert stopping.reason == ("drained" if drain else "command")
 
 
+async def test_worker_that_is_stopped_before_its_first_claim_signs_off(app: Holdfast) -> None:
+    events = Recorder(app)
+    async with app:
+        worker = Worker(app)
+        app.events.subscribe(lambda _: worker.stop(), WorkerStarted)
+        await worker.run()
+        assert await app.workers() == []
+    assert len(events.of(WorkerStopped)) == 1
+
+
 async def test_worker_that_ends_by_a_bug_says_so(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(_: Sweeper) -> None:
         raise ZeroDivisionError

@@ -164,6 +164,38 @@ async def test_heavy_jobs_without_tokens_hold_up_no_other_key(store: Store) -> N
     assert [job.id for job in brought.jobs] == [light]
 
 
+async def test_heavy_jobs_without_tokens_let_one_behind_them_reserve_its_own(store: Store, clock: ManualClock) -> None:
+    """Jobs of other tasks need the tokens of its key; the others share theirs with none."""
+    await limit(store, by="args.tenant", rate=10, burst=10, weight="args.weight")
+    for task in ("slow", "swift"):
+        await limit(store, task, task=task, concurrency=9)
+    for tenant in (*range(100, 130), 900):
+        assert await store.limits.take_tokens(f"mail={tenant}", 5) == timedelta(0)
+    await put(store, *[weighing(number, 10) for number in range(100, 130)])
+    (heavy,) = await put(store, weighing(900, 10, task="slow"))
+    assert await take_all(store) == []
+    await put(store, weighing(900, 1, task="swift"))
+    assert await take_all(store) == []
+    clock.advance(0.5)
+    assert heavy in [job.id for job in await take_all(store)]
+
+
+async def test_heavy_job_behind_keys_without_room_reserves_that_of_its_task(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=2, weight="args.weight")
+    await limit(store, "slow", task="slow", concurrency=4, weight="args.weight")
+    await put(store, *[weighing(number, 1) for number in range(100, 201)])
+    await put(store, *[weighing(number, 1, task="slow") for number in (900, 901, 902, 950)])
+    running = {tenants([job])[0]: job for job in await take_all(store)}
+    await end(store, running["900"], running["950"])
+    await put(store, *[weighing(number, 2) for number in range(100, 201)])
+    (heavy,) = await put(store, weighing(900, 4, task="slow"))
+    assert await take_all(store) == []
+    await put(store, weighing(950, 1, task="slow"))
+    assert await take_all(store) == []
+    await end(store, running["901"], running["902"])
+    assert [job.id for job in await take_all(store)] == [heavy]
+
+
 @pytest.mark.parametrize("wildcard", [False, True])
 async def test_keys_without_room_of_some_queues_hold_up_no_other_queue(store: Store, wildcard: bool) -> None:
     """The queue behind them was served last."""

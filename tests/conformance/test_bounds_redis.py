@@ -124,3 +124,13 @@ async def test_isolated_claim_looks_at_a_bounded_number_of_jobs(store: Store, ke
     assert await take(store, 1, isolated=True) == []
 
     assert keys.client.info("commandstats")["cmdstat_hmget"]["calls"] < 25_000
+
+
+async def test_new_connection_that_finds_no_loss_writes_nothing(store: Store, keys: Keys) -> None:
+    (job_id,) = await put(store)
+    before = keys.hgetall("meta")
+    keys.client.client_kill_filter(_type="normal", skipme=True)
+    keys.client.config_resetstat()
+    await store.query.get(job_id)
+    assert keys.client.info("commandstats")["cmdstat_eval"]["calls"] > 0
+    assert keys.hgetall("meta") == before

@@ -153,10 +153,10 @@ async def test_heavy_jobs_of_hundreds_of_keys_hold_up_no_other_key(store: Store)
 
 async def test_heavy_jobs_without_tokens_hold_up_no_other_key(store: Store) -> None:
     await limit(store, by="args.tenant", rate=2, burst=2, period_us=3_600_000_000, weight="args.weight")
-    await put(store, *[weighing(number, 1) for number in range(100, 160)])
-    assert len(await take_all(store)) == 60
-    await put(store, *[weighing(number, 2) for number in range(100, 160)])
-    (light,) = await put(store, weighing(200, 1))
+    await put(store, *[weighing(number, 1) for number in range(330)])
+    assert len(await take_all(store)) == 330
+    await put(store, *[weighing(number, 2) for number in range(330)])
+    (light,) = await put(store, weighing("light", 1))
     brought = await claim(store, 5)
     while not brought.jobs:
         assert brought.next_due == timedelta(0)

@@ -151,7 +151,10 @@ async def test_heavy_jobs_of_hundreds_of_keys_hold_up_no_other_key(store: Store)
     assert sorted(job.id for job in await take_all(store)) == sorted(heavy)
 
 
-async def test_heavy_jobs_without_tokens_hold_up_no_other_key(store: Store) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+async def test_heavy_jobs_without_tokens_hold_up_no_other_key(store: Store, shared: bool) -> None:
+    if shared:  # by a bucket of all, too
+        await limit(store, "all", concurrency=1000)
     await limit(store, by="args.tenant", rate=2, burst=2, period_us=3_600_000_000, weight="args.weight")
     await put(store, *[weighing(number, 1) for number in range(330)])
     assert len(await take_all(store)) == 330

@@ -12,7 +12,7 @@ import atexit
 import functools
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, ParamSpec, TypeVar
 
 from holdfast.core.errors import HoldfastError
@@ -88,6 +88,14 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def call_off_loop(call: Callable[[], T]) -> T:
+    """Returns what a blocking call returns; it is made in a thread of its own if an event loop runs in this one."""
+    if running_loop() is None:
+        return call()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
 
 
 def forbid_running_loop(advice: str) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 try:
@@ -24,12 +23,10 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import ConfigError, Invalid, NotFound
 from holdfast.core.ids import parse_id
 from holdfast.core.models import JobState, NewJob
-from holdfast.core.portal import running_loop
+from holdfast.core.portal import call_off_loop
 from holdfast.core.validation import PEER_OPTIONS
 
 __all__ = ["add_bridge"]
-
-T = TypeVar("T")
 
 _USAGE = "add_bridge(celery_app, app)"
 
@@ -95,20 +92,12 @@ def add_bridge(celery_app: Celery, app: Holdfast, *, names: Mapping[str, str] | 
             return send_to_celery(name, args, kwargs, **options)
         options = celery_app.amqp.router.route(dict(options), name, args, kwargs, options.get("task_type"))
         job = _draft_job(celery_app, app, here, args or (), kwargs or {}, options)
-        return _block_on(lambda: app.sync.submit(job))
+        return call_off_loop(lambda: app.sync.submit(job))
 
     send_task.holdfast = app  # type: ignore[attr-defined]
     celery_app.send_task = send_task
     celery_app.control.revoke = _cancel_jobs(celery_app.control.revoke, app)
     celery_app.AsyncResult = _warn_of_jobs(celery_app.AsyncResult)
-
-
-def _block_on(call: Callable[[], T]) -> T:
-    """Calls it in a thread if this one has an event loop: Celery's ``delay()`` may be called on one, and blocks it."""
-    if running_loop() is None:
-        return call()
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).result()
 
 
 def _cancel_jobs(revoke_in_celery: Callable[..., Any], app: Holdfast) -> Callable[..., Any]:
@@ -129,7 +118,7 @@ def _cancel_jobs(revoke_in_celery: Callable[..., Any], app: Holdfast) -> Callabl
         task_id: str | Sequence[str], destination: Any = None, terminate: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         ids = [task_id] if isinstance(task_id, str) else list(task_id)
-        others = _block_on(lambda: [each for each in ids if parse_id(each) is None or not cancel(each, terminate)])
+        others = call_off_loop(lambda: [each for each in ids if parse_id(each) is None or not cancel(each, terminate)])
         if not others:
             return None
         return revoke_in_celery(

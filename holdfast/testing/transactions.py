@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ import msgspec
 from holdfast.app import Holdfast
 from holdfast.core.errors import Invalid
 from holdfast.core.models import Job, JobState, Lease, NewJob, Settled, Submitted
-from holdfast.core.portal import running_loop
+from holdfast.core.portal import call_off_loop, running_loop
 from holdfast.stores.connection_adapters import adapt_connection
 from holdfast.stores.external_tx import ExternalTransactions
 
@@ -220,10 +219,7 @@ def _run_here(app: Holdfast, call: Coroutine[Any, Any, None]) -> None:
     from sqlalchemy.util import await_only
     from sqlalchemy.util.concurrency import in_greenlet
 
-    if running_loop() is None:
-        app.run_blocking(call)
-    elif in_greenlet():
+    if running_loop() is not None and in_greenlet():
         await_only(call)
     else:
-        with ThreadPoolExecutor(1, "holdfast-test-run") as pool:
-            pool.submit(app.run_blocking, call).result()
+        call_off_loop(lambda: app.run_blocking(call))

@@ -11,11 +11,10 @@ import builtins
 import re
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar
+from typing import Any
 
 from django.apps import apps
 from django.core import checks
@@ -41,11 +40,9 @@ from holdfast.app.handle import canonical_id
 from holdfast.core.errors import InvalidId
 from holdfast.core.lifecycle import Dead, Snooze, Suspension
 from holdfast.core.models import Attempt, Job, JobState, to_datetime
-from holdfast.core.portal import forbid_running_loop, running_loop
+from holdfast.core.portal import call_off_loop, forbid_running_loop
 from holdfast.integrations.django import app
 from holdfast.tasks import Context
-
-T = TypeVar("T")
 
 _STATUSES = {
     JobState.RUNNING: TaskResultStatus.RUNNING,
@@ -103,7 +100,7 @@ class HoldfastBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no t
 
     def get_result(self, result_id: str) -> TaskResult:
         """Returns the result of a job; TaskResultDoesNotExist if there is none."""
-        return _wait_for(self.aget_result(result_id))
+        return call_off_loop(lambda: app.run_blocking(self.aget_result(result_id)))
 
     async def aget_result(self, result_id: str) -> TaskResult:
         """Returns the result of a job; TaskResultDoesNotExist if there is none."""
@@ -191,12 +188,11 @@ def _blocking_handler(task: Task) -> Callable[..., Any]:
         result = backend.result_of_context(task, context, args, kwargs)
         task_started.send(type(backend), task_result=result)
         try:
-            value = _normalize_value(task.func(*_leading(task, result), *args, **kwargs))
+            value = _succeed(result, task.func(*_leading(task, result), *args, **kwargs))
         except BaseException as error:
             if _fail(result, context, error):
                 task_finished.send(type(backend), task_result=result)
             raise
-        _succeed(result, value)
         task_finished.send(type(backend), task_result=result)
         return value
 
@@ -209,12 +205,11 @@ def _async_handler(task: Task) -> Callable[..., Any]:
         result = backend.result_of_context(task, context, args, kwargs)
         await task_started.asend(type(backend), task_result=result)
         try:
-            value = _normalize_value(await task.func(*_leading(task, result), *args, **kwargs))
+            value = _succeed(result, await task.func(*_leading(task, result), *args, **kwargs))
         except BaseException as error:
             if _fail(result, context, error):
                 await task_finished.asend(type(backend), task_result=result)
             raise
-        _succeed(result, value)
         await task_finished.asend(type(backend), task_result=result)
         return value
 
@@ -225,15 +220,14 @@ def _leading(task: Task, result: TaskResult) -> tuple[TaskContext, ...]:
     return (TaskContext(task_result=result),) if task.takes_context else ()
 
 
-def _normalize_value(value: Any) -> Any:
+def _succeed(result: TaskResult, returned: Any) -> Any:
+    """Notes and returns the value as JSON gives it back; UnsupportedResult if JSON cannot hold it."""
     try:
-        return normalize_json(value)
+        value = normalize_json(returned)
     except (TypeError, ValueError) as error:
         raise UnsupportedResult(str(error)) from error
-
-
-def _succeed(result: TaskResult, value: Any) -> None:
     _set(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
+    return value
 
 
 def _fail(result: TaskResult, context: Context, error: BaseException) -> bool:
@@ -272,11 +266,3 @@ def _set(result: TaskResult, **values: Any) -> None:
     """Sets fields of a result, which is frozen."""
     for name, value in values.items():
         object.__setattr__(result, name, value)
-
-
-def _wait_for(call: Coroutine[Any, Any, T]) -> T:
-    """Runs a read for a blocking caller, in a thread of its own if an event loop runs in this one."""
-    if running_loop() is None:
-        return app.run_blocking(call)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(app.run_blocking, call).result()

@@ -149,7 +149,8 @@ class Importer:
         return self.summary
 
     def _pass_lanes(self) -> int:
-        moved = self._finish_aside()
+        aside = self._peer.read_aside(drops_expired=not self._dry_run)
+        moved = self._submit(self._draft_page(aside, "it is aside: "))
         for lane in self._peer.list_lanes():
             offset = 0
             while page := self._peer.read_page(lane, offset, PAGE):
@@ -160,25 +161,15 @@ class Importer:
                     break
         return moved
 
-    def _finish_aside(self) -> int:
-        jobs = self._draft_page(self._peer.read_aside(drops_expired=not self._dry_run), "it is aside: ")
-        if self._dry_run:
-            self._count_moved(jobs)
-            return 0
-        return self._submit(jobs)
-
     def _draft_page(self, page: Sequence[PeerJob | LeftJob], place: str = "") -> list[tuple[PeerJob, NewJob]]:
         jobs = []
         for found in page:
-            if isinstance(found, LeftJob):
-                self.summary.left[found.task, found.state, place + found.reason] += 1
-                continue
             try:
+                if isinstance(found, LeftJob):
+                    raise Unmovable(found.reason)
                 new = self._draft(found)
                 if new.queue in self._full and not place:
-                    raise Unmovable(
-                        f"another of its queue was refused: {self._full[new.queue]}"
-                    )  # it would stand aside
+                    raise Unmovable(f"another of its queue was refused: {self._full[new.queue]}")
                 jobs.append((found, new))
             except (Unmovable, Invalid) as error:
                 self.summary.left[found.task, found.state, place + str(error)] += 1
@@ -209,11 +200,8 @@ class Importer:
 
     def _move(self, lane: Lane, jobs: Sequence[tuple[PeerJob, NewJob]]) -> int:
         """Takes and submits jobs; returns how many were taken, and so left their lane."""
-        if self._dry_run:
-            self._count_moved(jobs)
-            return 0
-        if not jobs:
-            return 0
+        if self._dry_run or not jobs:
+            return self._submit(jobs)
         answers = self._peer.take_jobs(lane, [found for found, _ in jobs])
         taken = [job for job, is_taken in zip(jobs, answers, strict=True) if is_taken]
         fault_point("import.taken")
@@ -221,8 +209,9 @@ class Importer:
         return len(taken)
 
     def _submit(self, jobs: Sequence[tuple[PeerJob, NewJob]]) -> int:
-        """Submits jobs that are aside, and drops them there; returns their number."""
-        if not jobs:
+        """Submits jobs that are aside, and drops them there; returns their number. A dry run counts them."""
+        if self._dry_run or not jobs:
+            self._count_moved(jobs)
             return 0
         try:
             handles = self._app.sync.enqueue_many([new for _, new in jobs], batch_size=len(jobs))

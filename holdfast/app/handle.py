@@ -23,25 +23,14 @@ R = TypeVar("R")
 
 _LOOK = 5.0  # seconds between looks at the job while waiting: what a lost wake-up costs at most
 
+_SEE_STATE = "to see its state: await handle.state(), or handle.sync.state()"
 _ELSEWHERE = {
     **dict.fromkeys(
         ("get", "wait", "return_value", "latest_result", "get_result"),
         "to wait for its result: await handle.result(timeout=30), or handle.sync.result(…)",
     ),
-    **dict.fromkeys(
-        (
-            "status",
-            "ready",
-            "successful",
-            "failed",
-            "get_status",
-            "is_finished",
-            "is_failed",
-            "is_queued",
-            "is_started",
-        ),
-        "to see its state: await handle.state(), or handle.sync.state()",
-    ),
+    **dict.fromkeys(("status", "ready", "successful", "failed"), _SEE_STATE),
+    **dict.fromkeys(("get_status", "is_finished", "is_failed", "is_queued", "is_started"), _SEE_STATE),
     "info": "to see how far it is: (await app.saved_values(handle.id)).progress; its result: await handle.result()",
     "revoke": "to cancel the job: await handle.cancel(), or handle.sync.cancel()",
     "meta": "to read what was submitted with it: (await handle.job()).options.metadata",

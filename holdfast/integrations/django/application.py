@@ -177,7 +177,11 @@ class DjangoHoldfast(Holdfast):
         connection = connections[self.database]
         if self.derives_url and not self.under_test:
             check_test_access(connection)
-        blocks = [each.alias for each in connections.all(initialized_only=True) if _is_in_own_block(each)]
+        blocks = [
+            each.alias
+            for each in connections.all(initialized_only=True)
+            if not all(block._from_testcase for block in each.atomic_blocks)  # those of a TestCase are not of its code
+        ]
         is_manual = not connection.in_atomic_block and connection.connection is not None and not connection.autocommit
         if self.database in blocks or is_manual or (connection.in_atomic_block and not blocks):
             return connection if self.holds_jobs else AfterCommit(self.database)
@@ -235,11 +239,6 @@ class DjangoHoldfast(Holdfast):
 
     def _new_test_threads(self) -> ThreadExecutor:
         return TestThread(1)
-
-
-def _is_in_own_block(connection: BaseDatabaseWrapper) -> bool:
-    """Returns True inside ``atomic()`` of the caller; the blocks of a ``TestCase`` are none of its own."""
-    return any(not block._from_testcase for block in connection.atomic_blocks)
 
 
 def _lacks_tables(connection: Any) -> bool:

@@ -20,7 +20,6 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from holdfast.app import Holdfast
-from holdfast.app.handle import JobHandle
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, QueueFull, Unavailable
 from holdfast.core.fault_points import fault_point
 from holdfast.core.models import NewJob
@@ -211,7 +210,7 @@ class Importer:
     def _submit(self, jobs: Sequence[tuple[PeerJob, NewJob]]) -> int:
         """Submits jobs that are aside, and drops them there; returns their number. A dry run counts them."""
         if self._dry_run or not jobs:
-            self._count_moved(jobs)
+            self.summary.moved.update((new.task, found.state) for found, new in jobs)
             return 0
         try:
             handles = self._app.sync.enqueue_many([new for _, new in jobs], batch_size=len(jobs))
@@ -226,17 +225,10 @@ class Importer:
             return 0
         fault_point("import.submitted")
         self._peer.drop_jobs([found for found, _ in jobs])
-        self._count_moved(jobs, handles)
+        stored = [job for job, handle in zip(jobs, handles, strict=True) if handle.created]
+        self.summary.moved.update((new.task, found.state) for found, new in stored)
+        self.summary.already_moved += len(jobs) - len(stored)
         return len(jobs)
-
-    def _count_moved(
-        self, jobs: Sequence[tuple[PeerJob, NewJob]], handles: Sequence[JobHandle[Any]] | None = None
-    ) -> None:
-        for number, (found, new) in enumerate(jobs):
-            if handles is None or handles[number].created:
-                self.summary.moved[new.task, found.state] += 1
-            else:
-                self.summary.already_moved += 1
 
 
 class ImportStopped(HoldfastError):

@@ -1,0 +1,147 @@
+"""What recipes of the documentation promise beyond what their blocks print."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from holdfast import Job
+from tests.support.pages import ROOT, Reader, blocks
+
+
+@pytest.fixture
+def recipe(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module ``app`` of the page that the test names."""
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(tmp_path, "page_of_a_recipe")
+    try:
+        reader.run(blocks((ROOT / request.param).read_text(encoding="utf-8"))[0])
+        yield importlib.import_module("app")
+    finally:
+        reader.close()
+
+
+def page_of(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("recipe", [name], indirect=True)
+
+
+class _Receiver(ThreadingHTTPServer):
+    """Answers each POST with the given status and headers, and each GET with 200."""
+
+    def __init__(self, status: int, headers: dict[str, str]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/hook"
+
+    def __enter__(self) -> _Receiver:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+@pytest.fixture
+def recipe_server(recipe: ModuleType) -> Iterator[None]:
+    yield
+    recipe.server.shutdown()
+    recipe.server.server_close()
+
+
+async def _deliver(recipe: ModuleType, receiver: _Receiver) -> list[Job]:
+    """Returns two deliveries to it after a worker had nothing more to do."""
+    async with recipe.app as app:
+        handles = [await recipe.deliver.enqueue(receiver.url, "{}") for _ in range(2)]
+        await app.run_worker(drain=True, concurrency=1)
+        return [await handle.job() for handle in handles]
+
+
+@page_of("docs/webhooks.md")
+@pytest.mark.usefixtures("recipe_server")
+@pytest.mark.parametrize("status", [301, 302, 303])
+def test_a_redirected_delivery_is_not_received(recipe: ModuleType, status: int) -> None:
+    with _Receiver(status, {"Location": "/new"}) as receiver:
+        jobs = asyncio.run(_deliver(recipe, receiver))
+    assert {job.state for job in jobs} == {"failed"}
+    assert all((job.error or "").startswith(f"HTTPError: HTTP Error {status}") for job in jobs)
+
+
+@page_of("docs/webhooks.md")
+@pytest.mark.usefixtures("recipe_server")
+@pytest.mark.parametrize("header", ["0", "9" * 400, "soon", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_a_delivery_that_finds_its_receiver_busy_waits(recipe: ModuleType, header: str) -> None:
+    with _Receiver(429, {"Retry-After": header}) as receiver:
+        jobs = asyncio.run(_deliver(recipe, receiver))
+    assert "dead" not in {job.state for job in jobs}
+    errors = [job.error for job in jobs if job.error]
+    assert errors
+    assert all(error.startswith("RetryAfter: the receiver is busy") for error in errors)
+
+
+@page_of("docs/webhooks.md")
+@pytest.mark.usefixtures("recipe_server")
+def test_a_receiver_that_is_busy_until_a_date_is_paused(recipe: ModuleType) -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(minutes=50), usegmt=True)
+    with _Receiver(429, {"Retry-After": date}) as receiver:
+        jobs = asyncio.run(_deliver(recipe, receiver))
+    assert [job.state for job in jobs] == ["failed", "queued"]
+
+
+@page_of("docs/files.md")
+def test_two_jobs_of_a_worker_write_one_file(recipe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = threading.Barrier(2)
+    rename = Path.replace
+
+    def rename_once_both_wrote(part: Path, target: Path) -> Path:
+        written.wait(60)
+        return rename(part, target)
+
+    monkeypatch.setattr(Path, "replace", rename_once_both_wrote)
+    trouble: list[BaseException] = []
+
+    def write(content: bytes) -> None:
+        try:
+            recipe.write_whole(Path("target"), content)
+        except OSError as error:
+            trouble.append(error)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in (b"one", b"three")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert trouble == []
+    assert Path("target").read_bytes() in (b"one", b"three")
+
+
+@page_of("docs/files.md")
+def test_a_write_that_fails_leaves_no_part(recipe: ModuleType) -> None:
+    target = Path("folder")
+    target.mkdir()
+    with pytest.raises(IsADirectoryError):
+        recipe.write_whole(target, b"content")
+    assert [path.name for path in Path().iterdir() if path.name.startswith(".folder")] == []

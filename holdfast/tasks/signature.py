@@ -37,6 +37,7 @@ from holdfast.tasks.context import Context
 
 _OPTIONS = frozenset(
     {"delay", "run_at", "priority", "queue", "key", "unique", "max_attempts", "timeout", "retry", "tags", "metadata"}
+    | {"key_for", "expires", "after", "batch", "id", "connection"}
 )
 """Names that are probably meant as options of the job if the task has no parameter of that name."""
 _asdict = msgspec.structs.asdict
@@ -190,8 +191,7 @@ class Signature:
         unknown = [] if self._open else [name for name in given if name not in self.names]
         if unknown:
             return self._unknown(unknown[0], given)
-        missing = [name for name in self.required if name not in given]
-        if missing:
+        if missing := [name for name in self.required if name not in given]:
             return _missing(self.field_name(missing[0]))
         return self._wrong_value(given, error, rest)
 
@@ -261,8 +261,8 @@ class Signature:
         if isinstance(error, TooLarge):
             return None
         for name, value in given.items():
-            if name in self._reserved:
-                return self._provided_given(name)
+            if name in self._reserved or not (self._open or name in self.names):
+                return self._unknown(name, given)
             if fault := _guarded(find_fault, value, "", Strictness.TYPED):
                 return self._refused(name, fault)
         return None

@@ -369,6 +369,14 @@ def test_a_call_that_does_not_fit_says_why() -> None:
         SEND.encode(("x" * 300_000,), {})
 
 
+@pytest.mark.parametrize("name", ["connection", "after", "batch"])
+def test_an_option_among_the_arguments_is_told_from_them_whatever_its_value(name: str) -> None:
+    text = str(refusal(SEND.encode, ("a",), {name: object()}))
+    assert text.startswith(f"argument '{name}' of task 'email.send': ")
+    assert text.endswith(OPTION.replace("delay", name))
+    assert "the worker provides it" in str(refusal(Task("served", served).encode, ("a",), {"http": object()}))
+
+
 def test_the_payload_limit_can_be_set() -> None:
     with pytest.raises(TooLarge):
         SEND.encode(("x" * 100,), {}, 50)

@@ -115,6 +115,18 @@ connection.rollback()
 connection.close()
 connection.settings_dict["AUTOCOMMIT"] = True
 
+
+
+async def submit_in_a_loop():
+    return await note.enqueue(1)
+
+
+# What the page says of an event loop of one's own: it knows nothing of the transaction.
+with transaction.atomic():
+    unnoticed = asyncio.run(submit_in_a_loop())
+    transaction.set_rollback(True)
+assert app.sync.get(unnoticed.id).state == "queued"
+
 call_command("flush", interactive=False, verbosity=0)
 assert app.sync.count() == 0
 

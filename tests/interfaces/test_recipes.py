@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,7 +18,8 @@ from types import ModuleType
 import pytest
 
 from holdfast import Job
-from tests.support.pages import ROOT, Reader, blocks
+from tests.support.pages import ROOT, Reader, blocks, check_session, find_modules
+from tests.support.servers import PATIENCE
 
 
 @pytest.fixture
@@ -145,3 +149,27 @@ def test_a_write_that_fails_leaves_no_part(recipe: ModuleType) -> None:
     with pytest.raises(IsADirectoryError):
         recipe.write_whole(target, b"content")
     assert [path.name for path in Path().iterdir() if path.name.startswith(".folder")] == []
+
+
+# ── as the cookbook says ──────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("name", ["emails", "files", "payments", "etl", "webhooks"])
+def test_recipes_run_where_the_cookbook_puts_them(name: str, tmp_path: Path) -> None:
+    """Files are written; all other blocks are typed into ``python -m asyncio``, an empty line behind each."""
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    files = find_modules(page)
+    for file, text in files.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    typed = [block for block in blocks(page) if block.kind == "python" and block.text not in files.values()]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+    ran = subprocess.run(
+        [sys.executable, "-m", "asyncio"],
+        cwd=tmp_path,
+        env={**kept, "PYTHONPATH": str(ROOT)},
+        input="".join(f"{block.text}\n" for block in typed),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert "<console>" not in ran.stderr, ran.stderr
+    check_session(typed, ran.stdout)

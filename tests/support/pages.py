@@ -93,6 +93,13 @@ def find_modules(page: str) -> dict[str, str]:
     return {found[1]: block.text for found, block in named if found}
 
 
+def check_session(typed: list[Block], output: str) -> None:
+    """AssertionError unless the output has all that the blocks say they print, in this order."""
+    _check_printed(
+        [text for block in typed for text in _PRINTED.findall(block.text)], output, 0, has_exact_numbers=True
+    )
+
+
 def is_runnable(block: Block) -> bool:
     """Returns True if ``Reader.run`` writes a file of the block or runs it."""
     is_file = _FILE.match(block.text.partition("\n")[0]) is not None

@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 
 from holdfast import Job
-from tests.support.pages import ROOT, Reader, blocks, check_session, find_modules
+from tests.support.pages import ROOT, Block, Reader, blocks, check_session, find_modules
 from tests.support.servers import PATIENCE
 
 
@@ -149,6 +149,22 @@ def test_a_write_that_fails_leaves_no_part(recipe: ModuleType) -> None:
     with pytest.raises(IsADirectoryError):
         recipe.write_whole(target, b"content")
     assert [path.name for path in Path().iterdir() if path.name.startswith(".folder")] == []
+
+
+def test_the_page_of_flask_is_true_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path}/jobs.db")
+    reader = Reader(tmp_path, "page_of_flask")
+    try:
+        module, *rest = [
+            block for block in blocks((ROOT / "docs/flask.md").read_text("utf-8")) if block.kind == "python"
+        ]
+        reader.run(module)
+        reader.run(Block("sh", "holdfast migrate --app shop:app\n", 0))
+        for block in rest:
+            reader.run(block)
+    finally:
+        reader.close()
 
 
 # ── as the cookbook says ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,6 +19,7 @@ import pytest
 
 from holdfast import Job
 from tests.support.pages import ROOT, Block, Reader, blocks, check_session, find_modules
+from tests.support.postgres import shared
 from tests.support.servers import PATIENCE
 
 
@@ -162,6 +163,22 @@ def test_the_page_of_flask_is_true_of_a_file(tmp_path: Path, monkeypatch: pytest
         reader.run(module)
         reader.run(Block("sh", "holdfast migrate --app shop:app\n", 0))
         for block in rest:
+            reader.run(block)
+    finally:
+        reader.close()
+
+
+def test_a_worker_of_the_file_on_the_page_of_sqlmodel_knows_all_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", shared().url(shared().create_database()))
+    reader = Reader(tmp_path, "page_of_sqlmodel")
+    try:
+        module, *rest = [
+            each for each in blocks((ROOT / "docs/sqlmodel.md").read_text("utf-8")) if each.kind == "python"
+        ]
+        for block in (module, Block("sh", "holdfast worker start --app shop:app &\n", 0), *rest):
             reader.run(block)
     finally:
         reader.close()

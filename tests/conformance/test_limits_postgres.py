@@ -19,7 +19,7 @@ from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.limits import assign_partitions
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.limited import limit
-from tests.conformance.support import claim, ending, lose_all, new_job, put, running, settle, take
+from tests.conformance.support import Opener, claim, ending, lose_all, new_job, put, running, settle, take
 
 
 async def limit_queue(store: Store, **values: int) -> None:
@@ -204,3 +204,39 @@ async def test_job_that_has_ended_is_not_left_without_its_partition(store: Store
     await limit_queue(store, concurrency=1)
     limits: Any = store.limits
     assert await assign_partitions(limits._pool, limits._sql, [job.id]) == (0, [])
+
+
+async def test_two_that_take_the_last_token_at_once_take_it_one_after_the_other(store: Store, opener: Opener) -> None:
+    api = Limit(name="api", values=LimitValues(rate=1, period_us=1_000_000, burst=2))
+    assert await store.limits.write_limit(LimitChange(api, 0)) is not None
+    assert await store.limits.take_tokens("api", 1) == timedelta(0)
+    other = await opener()
+    link, schema = await connect(store)
+    try:
+        async with asyncio.timeout(60), link.transaction():
+            await link.execute(f"select from {schema}.bucket for no key update")
+            taking = asyncio.gather(*[each.limits.take_tokens("api", 1) for each in (store, other)])
+            waiting = f"""select count(*) from pg_locks where not granted
+                and (transactionid = pg_current_xact_id()::xid or relation = '{schema}.bucket'::regclass)"""  # noqa: S608
+            while await link.fetchval(waiting) < 2:  # noqa: ASYNC110 - no event tells of this
+                await asyncio.sleep(0.01)
+    finally:
+        await link.close()
+    assert sorted(await taking) == [timedelta(0), timedelta(seconds=1)]
+
+
+async def test_sweep_lists_a_few_partitions_at_a_time(store: Store) -> None:
+    await limit_queue(store, concurrency=1)
+    ids = await put(store, *[new_job(payload=f'{{"tenant":{n}}}') for n in range(3)])
+    link, schema = await connect(store)
+    try:
+        await link.execute(f"delete from {schema}.partition")  # noqa: S608
+        await link.execute(f"delete from {schema}.partition_inbox")  # noqa: S608
+    finally:
+        await link.close()
+    await store.maintenance.prune({}, limit=2)
+    first = await take(store, 9)
+    assert [job.id for job in first] == ids[:2]
+    await store.queueing.settle([ending(job) for job in first])
+    await store.maintenance.prune({}, limit=2)
+    assert [job.id for job in await take(store, 9)] == ids[2:]

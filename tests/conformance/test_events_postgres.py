@@ -23,7 +23,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.common.event_cursor import FIRST_ID
 from holdfast.stores.postgres.events import SnapshotCursor
 from holdfast.stores.postgres.pool import parse_url
-from tests.conformance.support import EventReader, ending, new_job, put, stored, take
+from tests.conformance.support import EventReader, ending, failing, new_job, put, stored, take
 
 FOREIGN = "create temporary table if not exists anything (n int); insert into anything values (1)"
 """What gives a transaction its number, and nothing of ours to do."""
@@ -133,6 +133,24 @@ async def test_end_does_not_repeat_when_another_job_depends_on_it(store: Store, 
     assert ids(await event_reader.new_events()) == [job_id]
     await put(store, new_job(after=(Dependency(job_id, Condition.SUCCESS),)))
     assert await event_reader.new_events() == []
+
+
+async def test_attempt_that_fails_between_two_pages_is_reported_once(store: Store, clock: ManualClock) -> None:
+    await put(store, *[new_job(max_attempts=3) for _ in range(3)])
+    jobs = await take(store)
+    event_reader = await begun(store, clock)
+
+    async def fail(*failed: Job) -> None:
+        for job in failed:
+            await store.queueing.settle([failing(job, delay=timedelta(hours=1))])
+            clock.advance(5)
+
+    await fail(*jobs[:2])
+    page = await store.query.events(event_reader.cursor, limit=1, max_age=timedelta(hours=1))
+    assert (ids(page.events), page.more) == ([jobs[0].id], True)
+    await fail(jobs[2])
+    event_reader.cursor, event_reader.limit = page.cursor, 1
+    assert ids(await event_reader.new_events()) == [job.id for job in jobs[1:]]
 
 
 async def test_a_transaction_is_known_by_its_begin(store: Store, clock: ManualClock) -> None:

@@ -70,6 +70,23 @@ async def test_pages_of_states_are_the_same_by_index_and_by_scan(
     assert limited == [job_id for job_id in everything if (await stored(store, job_id)).queue == "limited"]
 
 
+async def test_way_to_jobs_of_a_state_depends_on_the_number_of_those_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: list[int] = []
+
+    def choose(where: JobFilter, unended: int) -> list[searches.Search]:
+        numbers.append(unended)
+        return searches.choose_searches(where, unended)
+
+    for module in (sqlite_query, postgres_query):
+        monkeypatch.setattr(module, "choose_searches", choose)
+    states = await _fill(store)
+    for chosen in ((JobState.QUEUED,), (JobState.SCHEDULED, JobState.FAILED), (JobState.RUNNING,), (JobState.WAITING,)):
+        await store.query.find(JobFilter(states=chosen))
+        assert numbers.pop() == sum(state in chosen for state in states.values()) > 0, chosen
+
+
 async def test_pages_of_a_tag_are_newest_first_and_match_all_filters(store: Store) -> None:
     states = await _fill(store)
     everything = await _pages(store, JobFilter())

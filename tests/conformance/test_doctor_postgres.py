@@ -97,8 +97,8 @@ async def test_autovacuum_switched_off_for_the_table(server: Postgres, schema: s
     assert (found.level, found.remedy) == ("error", f"alter table {schema}.job reset (autovacuum_enabled)")
 
 
-@pytest.mark.parametrize(("deleted", "level"), [(3, "ok"), (7, "warning")])
-async def test_dead_rows_matter_once_they_are_twice_the_living(
+@pytest.mark.parametrize(("deleted", "level"), [(6, "ok"), (7, "warning")])
+async def test_dead_rows_matter_once_they_are_more_than_twice_the_living(
     server: Postgres, schema: str, deleted: int, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "_DEAD", 0)
@@ -107,12 +107,12 @@ async def test_dead_rows_matter_once_they_are_twice_the_living(
     server.execute(f"alter table {table} set (autovacuum_vacuum_threshold = 1000)")
     server.execute(
         f"insert into {table} (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, claims)"  # noqa: S608
-        " select gen_random_uuid(), 'q', 't', '{}', 0, 0, 0, 0, 1, 0 from generate_series(1, 10)"
+        " select gen_random_uuid(), 'q', 't', '{}', 0, 0, 0, 0, 1, 0 from generate_series(1, 9)"
     )
     server.execute(f"delete from {table} where ctid in (select ctid from {table} limit {deleted})")  # noqa: S608
     counted = f"select n_live_tup, n_dead_tup from pg_stat_user_tables where relid = '{table}'::regclass"  # noqa: S608
     await asyncio.to_thread(
-        until, lambda: server.execute(counted) == [(10 - deleted, deleted)], "the statistics of the table"
+        until, lambda: server.execute(counted) == [(9 - deleted, deleted)], "the statistics of the table"
     )
     found = await finding(server, schema, "vacuum")
     assert (found.level, f"{deleted} dead" in found.text) == (level, True)

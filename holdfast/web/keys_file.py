@@ -68,7 +68,7 @@ def _check_status(path: Path, status: os.stat_result) -> None:
         raise ConfigError(f"keys_file: {path} is no file of keys; name another")
     if status.st_mode & _TOO_OPEN:
         mode = stat.S_IMODE(status.st_mode)
-        raise ConfigError(f"keys_file: {path} has mode {mode:04o}, others may use it; chmod 600 it")
+        raise ConfigError(f"keys_file: {path} has mode {mode:04o}, others may use it; chmod 600 it, or mount it 0440")
 
 
 def _decoded(path: Path, content: bytes) -> dict[str, Key]:

@@ -22,6 +22,7 @@ import yaml
 from holdfast.cli import main
 from holdfast.settings.settings import SETTINGS, Settings
 from holdfast.telemetry.metric_definitions import FAMILIES
+from holdfast.web.keys_file import read_keys
 from tests.support.pages import ROOT, find_block
 
 DEPLOY = ROOT / "deploy"
@@ -184,11 +185,22 @@ def test_every_supervisor_waits_longer_than_the_grace_period() -> None:
     for path in MANIFESTS:
         waits += list(found(documents(path), "terminationGracePeriodSeconds"))
     for path in UNITS:
-        waits += [int(unit(path)["Service"]["TimeoutStopSec"])] if "worker" in path.name else []
-    assert len(waits) == 5
+        waits.append(int(unit(path)["Service"]["TimeoutStopSec"]))
+    assert len(waits) == 6
     assert min(waits) >= GRACE + AFTERWARDS
     (settings, _secret) = documents(DEPLOY / "kubernetes" / "settings.yaml")
     assert settings["data"]["HOLDFAST_GRACE"] == SETTINGS["grace"].kind.show(Settings.load(environ={}).grace)
+
+
+def test_the_api_may_read_its_keys_as_they_are_mounted(tmp_path: Path) -> None:
+    deployment = documents(DEPLOY / "kubernetes" / "api.yaml")[0]
+    (secret,) = found(deployment, "secret")
+    given = secret.get("defaultMode", 0o644) | 0o440  # fsGroup adds that
+    keys = tmp_path / "keys.toml"
+    keys.touch()
+    keys.chmod(given)
+    assert list(found(deployment, "fsGroup"))
+    assert read_keys(keys) == {}
 
 
 def unit(path: Path) -> configparser.ConfigParser:
@@ -204,7 +216,6 @@ def test_units_stop_as_ours_want_to_be_stopped(path: Path) -> None:
     assert reported.sections() == ["Unit", "Service", "Install"]
     service = reported["Service"]
     assert (service["KillSignal"], service["KillMode"], service["Restart"]) == ("SIGTERM", "mixed", "always")
-    assert int(service["TimeoutStopSec"]) > GRACE
     assert service["User"] == "holdfast"
 
 

@@ -342,7 +342,7 @@ def test_health_says_that_the_file_is_broken(tmp_path: Path) -> None:
 def test_a_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
     keys = Keys(tmp_path)
     keys.path.chmod(mode)
-    with pytest.raises(ConfigError, match="chmod 600"):
+    with pytest.raises(ConfigError, match="chmod 600 it, or mount it 0440"):
         read_keys(keys.path)
 
 

@@ -17,18 +17,20 @@ from tests.faults.support import finding, opened
 from tests.support.certificates import Authority
 from tests.support.fault_proxy import FaultProxy
 from tests.support.pages import find_block
-from tests.support.redis import PASSWORD, Redis
+from tests.support.redis import FLOORS, MAIN, PASSWORD, Redis
 
 # ── rights ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_passwords_users_and_rights() -> None:
-    with Redis(password=PASSWORD) as server:
+@pytest.mark.parametrize("kind", [MAIN, *FLOORS])
+async def test_passwords_users_and_rights(kind: str) -> None:
+    with Redis(kind, password=PASSWORD) as server:
         async with opened(server.url(namespace="other")) as store:
             await put(store)
         for wrong in (server.url().replace("hunter2", "hunter3"), f"redis://127.0.0.1:{server.port}/0"):
             with pytest.raises(ConfigError, match=r"refuses us: [^;]*[^.;]; check"):
                 await open_store(wrong).open()
+        server.execute("ACL", "LOG", "RESET")
         server.execute(*find_block("docs/redis.md", "ACL SETUSER").text.split())
         mine = f"redis://queue:secret@127.0.0.1:{server.port}/0"
         async with opened(mine) as store:
@@ -37,9 +39,10 @@ async def test_passwords_users_and_rights() -> None:
             assert (await settle(store, job)).accepted
             await store.queueing.wait(["queue:default"], timeout=0.2)
             assert (await finding(store, "durability")).level == "ok"
+        assert server.execute("ACL", "LOG") == []  # nothing that we call is denied
         with pytest.raises(ConfigError, match="refuses us"):
             await open_store(f"{mine}?namespace=other").open()
-        server.execute("ACL", "SETUSER", "queue", "-config|get")
+        server.execute("ACL", "SETUSER", "queue", "-config")
         async with opened(mine) as store:
             durability = await finding(store, "durability")
             assert (durability.level, "+config|get" in durability.remedy) == ("warning", True)

@@ -266,6 +266,7 @@ async def test_the_documented_rights_suffice(rough: Pairing) -> None:
         await store.maintenance.reannounce()
         assert await is_well(app)
         assert events.of(TransportAway) == []
+    assert rough.server.execute("ACL", "LOG") == []  # nothing that we call is denied
 
 
 async def test_the_doctor_finds_that_a_right_is_missing_that_only_other_queues_need(rough: Pairing) -> None:

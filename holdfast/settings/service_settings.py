@@ -161,7 +161,7 @@ class MetricsSettings:
     health_within = Setting(
         duration("3s", "1d"),
         "60s",
-        "A worker is healthy if it fetched jobs, or knew that there are none, within this time beyond its poll.",
+        "A worker is well if it fetched jobs, or found none, within this time beyond `poll`, and sent a heartbeat too.",
     )
 
 

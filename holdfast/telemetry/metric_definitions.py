@@ -78,7 +78,7 @@ FAMILIES = (
     Family("worker_buffered_jobs", "gauge", "Jobs this worker has claimed and not yet begun."),
     Family("worker_slots", "gauge", "Handlers that may run at once: its concurrency."),
     Family("worker_faults", "gauge", "Injected faults that are on in this worker: 0 in any that people rely on."),
-    Family("worker_healthy", "gauge", "1 while it fetches, or knows that there is nothing to fetch, else 0."),
+    Family("worker_healthy", "gauge", "1 while its heartbeats are stored and it fetches, or nothing waits, else 0."),
     Family("settle_batch_jobs", "histogram", "Jobs that were settled together.", bounds=_SIZES),
     Family(
         "loop_lag_seconds",

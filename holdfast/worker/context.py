@@ -134,7 +134,7 @@ class WorkerContext:
         self.failed = 0
         self.released = 0
         self.active_faults = 0  # injected on purpose
-        self.heartbeat_at = 0.0  # clock reading before the latest heartbeat that was answered
+        self.heartbeat_at: float | None = None  # clock reading before the latest heartbeat that was answered
         self.loop_answered_at = time.monotonic()  # real time at which the event loop last ran
         self.fetched_at: float | None = None  # clock reading at the answer to the latest claim
         self.is_at_capacity = False  # the fetcher has no free slot

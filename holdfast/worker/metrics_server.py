@@ -109,7 +109,7 @@ def _check_exposure(settings: Settings) -> None:
 
 
 class WorkerHealth(NamedTuple):
-    """``live``: the event loop runs callbacks. ``healthy``: the worker also gets answers to its claims."""
+    """``live``: the event loop runs callbacks. ``healthy``: the store also answers its claims and heartbeats."""
 
     live: bool
     healthy: bool
@@ -126,12 +126,11 @@ def health_of(shared: WorkerContext) -> WorkerHealth:
         return WorkerHealth(live, False, "stopping")
     if not live:
         return WorkerHealth(False, False, "blocked")
-    if shared.fetched_at is None:
+    if shared.fetched_at is None or shared.heartbeat_at is None:
         return WorkerHealth(True, False, "starting")
-    if shared.is_at_capacity:  # it claims nothing now: healthy as long as it renews leases
-        healthy = now - max(shared.heartbeat_at, shared.fetched_at) <= within + settings.heartbeat.total_seconds()
-    else:
-        healthy = now - shared.fetched_at <= within + settings.poll.total_seconds()
+    healthy = now - shared.heartbeat_at <= within + settings.heartbeat.total_seconds()
+    if not shared.is_at_capacity:  # else it claims nothing now
+        healthy &= now - shared.fetched_at <= within + settings.poll.total_seconds()
     return WorkerHealth(True, healthy, "ok" if healthy else "store_away")
 
 

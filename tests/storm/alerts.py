@@ -106,7 +106,7 @@ CASES = (
          "Settlements of w that came too late in 15 minutes: 2."),
     Case("HoldfastLeasesLost", "none", {_LOST: "2x240"}, 55),
     Case("HoldfastWorkerUnwell", "unwell", {'holdfast_worker_healthy{instance="w"}': "0x40"}, 8, _WORKER,
-         "Worker w does not fetch."),
+         "Worker w does not fetch, or its heartbeats are not stored."),
     Case("HoldfastWorkerUnwell", "starts", {'holdfast_worker_healthy{instance="w"}': "0x4 1x40"}, 8),
     Case("HoldfastLoopLate", "blocked", _late("0+1x120", "0+2x120", "loop_lag_seconds", ""), 25, _WORKER,
          "The event loop of w is more than a second late."),

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from holdfast import Holdfast
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, Unavailable
+from holdfast.core.events import Event, StoreTrouble
 from holdfast.settings.settings import Settings
+from holdfast.stores.sqlite.queueing import SqliteQueueing
 from holdfast.worker.metrics_server import MetricsServer
 from holdfast.worker.worker import Worker
 from tests.worker.watching import Watched, answers_with, until
@@ -44,7 +46,7 @@ async def test_running_job_is_measured_by_its_handler_duration(app: Holdfast) ->
 
 async def test_worker_is_ready_from_first_fetch_until_stop(app: Holdfast) -> None:
     async with Watched(app, poll="30ms") as watched:
-        await until(lambda: watched.worker.shared.fetched_at is not None)
+        await until(lambda: answers_with(watched, "/health/ready", 200, "ok"))
         assert await watched.status("/health") == await watched.status("/health/ready") == (200, "ok")
         assert await watched.status("/health/live") == (200, "ok")
         watched.worker.stop()
@@ -76,13 +78,36 @@ async def test_a_worker_that_cannot_fetch_is_not_well_and_lives(app: Holdfast) -
 
     async with Watched(app, poll="10ms") as watched:
         shared = watched.worker.shared
-        await until(lambda: shared.fetched_at is not None)
+        await until(lambda: answers_with(watched, "/health/ready", 200, "ok"))
         watched.worker.fetcher._claim = silence  # type: ignore[method-assign]  # as of a store that has gone
         await asked.wait()
         shared.fetched_at = shared.clock.monotonic() - 1000
         assert await watched.status("/health/ready") == (503, "store_away")
         assert await watched.status("/health/live") == (200, "ok")
         assert (await watched.samples())["worker_healthy", frozenset()] == 0
+
+
+async def test_a_worker_whose_heartbeats_are_not_stored_is_not_well(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = "the disk is full"
+    troubles: list[Event] = []
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise Unavailable(full)
+
+    app.events.subscribe(troubles.append, StoreTrouble)
+    async with Watched(app, poll="10ms", heartbeat="30ms") as watched:
+        shared = watched.worker.shared
+        await until(lambda: answers_with(watched, "/health/ready", 200, "ok"))
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteQueueing, "heartbeat", refuse)
+            await until(lambda: StoreTrouble(service="heartbeat", error=full, retry_in=0.03) in troubles)
+            shared.heartbeat_at = shared.clock.monotonic() - 1000
+            assert await watched.status("/health/ready") == (503, "store_away")
+            assert (await watched.samples())["worker_healthy", frozenset()] == 0
+            assert await watched.status("/health/live") == (200, "ok")
+        await until(lambda: answers_with(watched, "/health/ready", 200, "ok"))
 
 
 async def test_a_blocked_worker_still_answers_and_says_so(app: Holdfast) -> None:

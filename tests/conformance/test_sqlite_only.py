@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import sqlite3
 import stat
 import sys
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,6 +175,16 @@ async def test_the_database_is_safe_against_power_cuts(opener: Opener, connectio
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert any("FULL" in finding.text.upper() for finding in findings.values()), "synchronous=FULL is not reported"
     connection.close()
+    await opener.close()
+
+
+async def test_doctor_reports_a_full_disk(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await opener()
+    for free, level in ((0, "error"), (1 << 20, "error"), (1 << 30, "ok")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        (place,) = [each for each in await store.health.doctor() if each.name == "file system"]
+        assert (place.level, "free space" in place.remedy) == (level, level == "error")
+        assert f"{free >> 20:,} MiB free" in place.text
     await opener.close()
 
 

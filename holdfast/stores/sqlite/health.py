@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from holdfast.stores.sqlite.opened import SqliteFamily
 T = TypeVar("T")
 
 _WAL_WARNING = 256 << 20  # bytes
+_LEAST_ROOM = 8 << 20  # bytes
 _STUCK_AFTER_US = 60_000_000
 
 
@@ -108,8 +110,12 @@ def _version() -> Finding:
 
 
 def _place(path: str) -> Finding:
-    kind = file_system(Path(path).parent) or "unknown"
-    return Finding("file system", "ok", f"{path} on {kind}")
+    folder = Path(path).parent
+    free = shutil.disk_usage(folder).free
+    text = f"{path} on {file_system(folder) or 'unknown'}, {free / (1 << 20):,.0f} MiB free"
+    if free < _LEAST_ROOM:
+        return Finding("file system", "error", text, "free space: without it nothing can be submitted or settled")
+    return Finding("file system", "ok", text)
 
 
 def _integrity(reader: sqlite3.Connection) -> Finding:

@@ -137,31 +137,44 @@ async def test_a_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
         assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize(("file_mode", "folder_mode"), [(0o444, 0o755), (0o644, 0o000)], ids=["file", "folder"])
-def test_what_this_user_cannot_write_is_refused(file_mode: int, folder_mode: int) -> None:
+@pytest.mark.parametrize(
+    ("file_mode", "turn_mode", "folder_mode", "problem"),
+    [
+        (0o444, 0o666, 0o755, "holdfast.db cannot be read or written"),
+        (0o222, 0o666, 0o755, "holdfast.db cannot be read or written"),
+        (0o666, 0o444, 0o777, "holdfast.db-turn cannot be used"),
+        (0o644, 0o666, 0o000, "holdfast.db cannot be read or written"),
+    ],
+    ids=["read_only", "write_only", "side_file", "folder"],
+)
+def test_what_this_user_cannot_use_is_refused_by_name(
+    file_mode: int, turn_mode: int, folder_mode: int, problem: str
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "holdfast.db"
-        file.touch(file_mode)
+        file, turn = Path(folder) / "holdfast.db", Path(folder) / "holdfast.db-turn"
+        for path, mode in ((file, file_mode), (turn, turn_mode)):
+            path.touch()
+            path.chmod(mode)
         Path(folder).chmod(folder_mode)
         store = open_store(f"sqlite:///{file}")
         child = _fork()
         if child == 0:
-            os._exit(_exit_code_of_opening(store))
+            os._exit(_exit_code_of_opening(store, problem))
         _, status = os.waitpid(child, 0)
         Path(folder).chmod(0o700)
 
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def _exit_code_of_opening(store: Store) -> int:
-    """In the child: 0 if the file is refused as unusable. Root may write anything, so root becomes another user."""
+def _exit_code_of_opening(store: Store, problem: str) -> int:
+    """In the child: 0 if it is refused with this problem. Root may write anything, so root becomes another user."""
     try:
         if os.getuid() == 0:
             os.setuid(NOBODY)
         store.blocking(store.open())
-    except ConfigError:
-        return 0
     except BaseException as error:
+        if isinstance(error, ConfigError) and problem in str(error):
+            return 0
         os.write(2, repr(error).encode())
         return 1
     return 2

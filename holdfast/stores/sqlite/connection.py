@@ -91,8 +91,8 @@ def check_place(path: str) -> None:
     if not os.path.isdir(folder):  # noqa: PTH112
         raise ConfigError(f"the folder {folder} does not exist or is closed to this user; create it or name another")
     known = os.access(path, os.F_OK)
-    if not os.access(folder, os.W_OK | os.X_OK) or (known and not os.access(path, os.W_OK)):
-        raise ConfigError(f"{path} cannot be written by this user; change its owner or name another file")
+    if not os.access(folder, os.W_OK | os.X_OK) or (known and not os.access(path, os.R_OK | os.W_OK)):
+        raise ConfigError(f"{path} cannot be read or written by this user; change its owner or mode")
     kind = file_system(folder)
     if kind in _NETWORK or kind.startswith("fuse."):
         raise ConfigError(f"{path} lies on {kind}, where SQLite's locks do not hold; use a local disk or PostgreSQL")
@@ -147,7 +147,8 @@ def translate_error(error: Exception, path: str) -> HoldfastError:
     if isinstance(error, OSError):
         text = error.strerror or str(error)
         if error.errno in _MISPLACED:
-            return ConfigError(f"{path} cannot be used ({text}); change its owner or mode, or name another file")
+            found = error.filename if error.filename and os.path.exists(error.filename) else path  # noqa: PTH110
+            return ConfigError(f"{found} cannot be used ({text}); change its owner or mode, or name another file")
         return Unavailable(f"{path} cannot be used right now ({text}); free space or descriptors, or mend the disk")
     if isinstance(error, UnicodeEncodeError):
         return Invalid("text", error.object, "no store can hold a lone surrogate; encode or remove it")

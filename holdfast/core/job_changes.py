@@ -86,16 +86,18 @@ def check_expiry(timed: NewJob | JobChanges, now_us: int, job: Job | None = None
     """Raises `Invalid` if a job would expire before it may begin. ``job``: what the changes are for."""
     expires_us, expires = _instant(timed.expires_in, timed.expires_at_us or None, now_us)
     start_us, start = _instant(timed.delay, timed.run_at_us, now_us)
+    field, value = "expires", expires
     if job is not None and isinstance(timed, JobChanges):
         if not timed.has_expiry:
             expires_us, expires = _instant(None, job.expires_at_us, now_us)
+            field, value = "run_at" if timed.delay is None else "delay", start
         if not timed.has_time:
             start_us, start = _instant(None, job.run_at_us, now_us)
     elif expires_us <= now_us:
         return  # a submission that comes too late is stored, and ends at once
     if expires_us and now_us < start_us and expires_us <= start_us:
-        remedy = f"give a later one, or a start before it: the job starts {start}, and would expire before it may begin"
-        raise Invalid("expires", expires, remedy)
+        remedy = f"give a later expiry or an earlier start: the job starts {start}, and would expire {expires}"
+        raise Invalid(field, value, remedy)
 
 
 def _instant(span: timedelta | None, instant_us: int | None, now_us: int) -> tuple[int, str]:

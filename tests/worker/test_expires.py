@@ -106,7 +106,9 @@ async def test_submission_that_expires_before_its_start_is_refused(app: Holdfast
             {"delay": "1h", "expires": "1h"},
         ]
         for options in wrong:
-            with pytest.raises(Invalid, match=r"^expires: '(in|at) .*; give a later one.* the job starts (in|at) .*"):
+            with pytest.raises(
+                Invalid, match=r"^expires: '(in|at) .*; give a later expiry.* the job starts (in|at) .*"
+            ):
                 await work.options(**options).enqueue()
             with pytest.raises(Invalid, match=r"^expires: '(in|at) .*"):
                 await app.enqueue_many([work.new_job(), work.options(**options).new_job()])
@@ -123,16 +125,17 @@ async def test_edit_that_leaves_a_job_no_time_to_start_is_refused(app: Holdfast)
         hour, half = harnessed.now + timedelta(hours=1), harnessed.now + timedelta(minutes=30)
         expiring = await app.enqueue("work", {}, expires="45m")
         delayed = await app.enqueue("work", {}, delay="45m")
-        wrong: list[tuple[str, dict[str, Any]]] = [
-            (expiring.id, {"delay": "1h"}),
-            (expiring.id, {"run_at": hour}),
-            (delayed.id, {"expires": "30m"}),
-            (delayed.id, {"expires": half}),
-            (delayed.id, {"delay": "1h", "expires": half}),
-            (delayed.id, {"run_at": hour, "expires": "30m"}),
+        wrong: list[tuple[str, str, dict[str, Any]]] = [
+            (expiring.id, "delay", {"delay": "1h"}),
+            (expiring.id, "run_at", {"run_at": hour}),
+            (delayed.id, "expires", {"expires": "30m"}),
+            (delayed.id, "expires", {"expires": half}),
+            (delayed.id, "expires", {"delay": "1h", "expires": half}),
+            (delayed.id, "expires", {"run_at": hour, "expires": "30m"}),
         ]
-        for job_id, changes in wrong:
-            with pytest.raises(Invalid, match=r"^expires: '(in|at) .*; give a later one.* the job starts (in|at) .*"):
+        for job_id, field, changes in wrong:
+            pattern = rf"^{field}: '(in|at) .*; give .* the job starts (in|at) .* would expire (in|at) .*"
+            with pytest.raises(Invalid, match=pattern):
                 await app.edit(job_id, **changes)
         await app.edit(expiring.id, delay="1h", expires="2h")
         await app.edit(delayed.id, run_at=half, expires="31m")

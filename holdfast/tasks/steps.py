@@ -198,7 +198,7 @@ class JobSteps:
     def make_child(self, job: NewJob, decode: Callable[[str | None], Any]) -> Child[Any]:
         """Counts a call of another task at once, and returns the child."""
         name, number = self._count_call(job.task)
-        return Child(self, name, number, replace(job, id=derive_id(self._job.id, name)), decode)
+        return Child(self, name, number, replace(job, id=derive_id(self._job.id, name), has_client_id=True), decode)
 
     async def gather(self, children: Sequence[Child[Any]], *, by_handler: bool, return_exceptions: bool) -> list[Any]:
         """Returns the results of children, or ends the attempt by `Suspension` until they have ended."""

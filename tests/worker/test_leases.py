@@ -10,7 +10,8 @@ import pytest
 
 from holdfast import Context, Holdfast, Retry
 from holdfast.core.events import JobDead, JobFailed, LeaseLost, StoreTrouble, SweepComplete
-from holdfast.core.models import Claim, JobState
+from holdfast.core.ids import new_id
+from holdfast.core.models import Claim, JobFilter, JobState
 from holdfast.stores.base import ClaimRequest
 from holdfast.testing.store_probe import WatchedQueueing
 from tests.worker.support import Recorder, forever, gaps, harness, lose
@@ -368,3 +369,29 @@ async def test_job_that_ends_during_a_heartbeat_disturbs_it_in_nothing(
         assert await handle.state() is JobState.SUCCEEDED
         assert len(heartbeats) > 3, "it goes on"
         assert events.of(StoreTrouble) == []
+
+
+async def test_child_of_a_parent_that_returns_never_repeats_a_fencing_token(app: Holdfast) -> None:
+    """The id of a child derives from its parent's: if a client gave that one, both may return after a deletion."""
+    runs: list[tuple[str, int]] = []
+
+    @app.task("child")
+    async def child(context: Context) -> None:
+        runs.append((context.id, context.claims))
+
+    @app.task("parent")
+    async def parent(context: Context) -> None:
+        await context.call(child)
+
+    given = new_id()
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        for _ in range(2):
+            handle = await parent.options(id=given).enqueue()
+            await harnessed.run_until_idle()
+            assert await handle.state() is JobState.SUCCEEDED
+            assert len((await app.delete(JobFilter())).changed) == 2
+            await harnessed.advance(1)
+    (first_id, first), (second_id, second) = runs
+    assert first_id == second_id
+    assert 0 < first < second

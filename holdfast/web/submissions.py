@@ -376,8 +376,8 @@ OPERATIONS = (
         group="Jobs",
         summary="Submit many jobs",
         doc=f"All of them or none, at most {MAX_LIST:,}; on Redis each 200 of them. A conflict with what another "
-        "client submits in the same instant is found when the others are stored, and Redis may be full after the first "
-        "200; `stored` of the problem has the ids of what is stored.",
+        "client submits in the same instant, or deletes, is found when others are stored, and Redis may be full after "
+        "the first 200; `stored` of the problem has the ids of what is stored.",
         handler=submit_batch,
         body=BATCH,
         batch=True,

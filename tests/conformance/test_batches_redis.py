@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,7 @@ from holdfast.core.ids import as_ulid, new_id
 from holdfast.core.models import JobFilter, JobState, NewJob, Options, Reason
 from holdfast.stores.base import Store
 from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
+from holdfast.stores.redis.queueing import RedisQueueing
 from holdfast.stores.redis.submission import encode_submission, find_complete_batches
 from tests.conformance.support import Opener, everything_agrees, new_job, put, settle, state_of, stored, take, take_ids
 from tests.support.keys import Keys
@@ -112,6 +114,28 @@ async def test_batch_of_several_parts_waits_for_its_last_part(store: Store, keys
         for job in await take(store, MAX_PER_SCRIPT):
             await settle(store, job)
     assert await state_of(store, batch.id) is SUCCEEDED
+
+
+@pytest.mark.parametrize("ids", ["uuid", "ulid"])
+async def test_what_is_deleted_while_parts_are_stored_is_a_conflict_that_tells_them(
+    home: str, ids: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opener = Opener(f"{home}&ids={ids}", clock)
+    store = await opener()
+    (gone,) = await put(store)
+    check = RedisQueueing._check_related
+
+    async def check_and_delete(queueing: RedisQueueing, jobs: Sequence[NewJob]) -> None:
+        await check(queueing, jobs)
+        assert (await store.admin.delete([gone])).changed
+
+    monkeypatch.setattr(RedisQueueing, "_check_related", check_and_delete)
+    jobs = [new_job() for _ in range(MAX_PER_SCRIPT)]
+    with pytest.raises(Conflict, match="was deleted") as refusal:
+        await put(store, *jobs, new_job(after=(Dependency(gone, Condition.END),)))
+    assert refusal.value.stored == [*[job.id for job in jobs], None]
+    assert await store.query.count(JobFilter()) == len(jobs)
+    await opener.close()
 
 
 def test_batch_is_complete_with_its_last_callback() -> None:

@@ -9,12 +9,24 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.batches import BATCH_TASK, BatchEnded
 from holdfast.core.clock import ManualClock
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.ids import new_id
 from holdfast.core.models import JobFilter, JobState, NewJob, Options
 from holdfast.stores.base import Store
-from tests.conformance.support import Opener, Submitted, new_job, put, state_of, states_of, stored, take, take_ids
+from tests.conformance.support import (
+    Opener,
+    Submitted,
+    after,
+    new_job,
+    put,
+    state_of,
+    states_of,
+    stored,
+    take,
+    take_ids,
+)
 
 HOUR = timedelta(hours=1)
 
@@ -142,6 +154,43 @@ async def test_a_batch_is_stored_whole_or_not_at_all(store: Store) -> None:
 
     assert await store.query.count(JobFilter()) == 0
     assert await put(store, *good) == [job.id for job in good]
+
+
+@pytest.mark.parametrize("place", [0, 450, 700])
+@pytest.mark.parametrize("refers", ["after", "batch", "ended"])
+async def test_large_batch_with_one_wrong_reference_is_refused_whole(store: Store, refers: str, place: int) -> None:
+    """Redis stores it in parts; the jobs of the other parts are not stored either."""
+    batch = new_id()
+    if refers == "ended":
+        whole = new_job(BATCH_TASK, id=batch, is_batch=True)
+        await put(store, whole, new_job(options=Options(batch=batch)))
+        await store.admin.cancel([batch])
+    known = await store.query.count(JobFilter())
+    bad = after(batch) if refers == "after" else new_job(options=Options(batch=batch))
+    jobs = [new_job() for _ in range(700)]
+    jobs.insert(place, bad)
+
+    with pytest.raises(BatchEnded if refers == "ended" else Invalid, match=batch):
+        await store.queueing.submit(jobs)
+
+    assert await store.query.count(JobFilter()) == known
+
+
+async def test_large_batch_may_refer_to_its_own_jobs_and_to_known_ones(store: Store) -> None:
+    """A repeated job needs nothing, though what it waited for was deleted."""
+    gone, kept = await put(store, new_job(), new_job())
+    known = [after(gone), after(gone, key="one")]
+    await put(store, *known)
+    await store.admin.delete([gone])
+    whole = new_job(BATCH_TASK, is_batch=True)
+    members = [new_job(options=Options(batch=whole.id)) for _ in range(300)]
+    by_key = after(gone, key="one")
+    waiting = [after(members[0].id), after(kept, members[299].id), after(whole.id)]
+
+    answers = await store.queueing.submit([whole, known[0], by_key, *members, *waiting])
+
+    assert [answer.created for answer in answers] == [True, False, False, *[True] * 303]
+    assert answers[2].job_id == known[1].id
 
 
 @pytest.mark.parametrize("fields", [{"priority": 2**70}, {"run_at_us": 2**63}, {"task": "\udcff"}, {"key": "\udcff"}])

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.core.batches import BatchEnded, missing_batch
 from holdfast.core.dependencies import missing_dependency
-from holdfast.core.errors import HoldfastError, Invalid
+from holdfast.core.errors import Conflict, HoldfastError, Invalid
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogLine, NewLine, Record
 from holdfast.core.models import (
@@ -27,6 +27,7 @@ from holdfast.core.models import (
     NewJob,
     Options,
     Settlement,
+    Submitted,
     to_microseconds,
 )
 from holdfast.core.unique import KEY_PREFIX
@@ -192,8 +193,14 @@ def encode_logs(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:
     return found
 
 
-def refused_submission(reply: bytes) -> HoldfastError:
-    """Error for what ``submit`` has refused: a job that waits for one that is not stored, or a member of a batch."""
+def refused_submission(reply: bytes, answers: Sequence[Submitted] = ()) -> HoldfastError:
+    """Error for what ``submit`` has refused: a job that waits for one that is not stored, or a member of a batch.
+    ``answers``: to its whole submission, of which other parts may be stored."""
+    stored = [answer.job_id if answer.created else None for answer in answers]
+    if any(stored):
+        error = Conflict("a job or batch to which others refer was deleted, or has ended, while these were stored")
+        error.stored = stored
+        return error
     kind, _, job_id = decode_text(reply).partition(" ")
     if kind == "after":
         return missing_dependency(job_id)

@@ -56,7 +56,7 @@ from holdfast.stores.redis.limits import PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
-from holdfast.stores.redis.submission import choose_script, encode_parts
+from holdfast.stores.redis.submission import choose_script, encode_parts, encode_submission, find_related
 
 _LIMITED = 2  # a script's answer for a success that gave back room of limits
 _LEASE_STATUSES = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
@@ -100,6 +100,8 @@ class RedisQueueing:
         jobs = await self._limits.bind(jobs)
         parts = list(split_parts(jobs, MAX_PER_SCRIPT))
         script = choose_script(jobs)
+        if len(parts) > 1:  # each is refused by itself
+            await self._check_related(find_related(jobs))
         sent = _Sent()
         try:
             await self._run_submission(script, parts, sent)
@@ -116,8 +118,15 @@ class RedisQueueing:
         answers = self._answers(parts, sent)
         for reply in sent.replies:
             if isinstance(reply, bytes):
-                raise refused_submission(reply)
+                raise refused_submission(reply, answers)
         return answers
+
+    async def _check_related(self, jobs: Sequence[NewJob]) -> None:
+        """Raises what a part of a submission would be refused for, before the first is stored."""
+        parts = split_parts(jobs, MAX_PER_SCRIPT)
+        checks = [encode_submission(part, in_one_piece=True, only_checks=True) for part in parts]
+        for reply in filter(None, checks and await self._pool.run_each(self._scripts["submit"], checks)):
+            raise refused_submission(reply)
 
     async def _run_submission(self, script: str, parts: Sequence[Sequence[NewJob]], sent: _Sent) -> None:
         sent.replies = await self._pool.run_each(

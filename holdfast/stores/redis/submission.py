@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from holdfast.core.models import NewJob, Step, UniqueKey
+from holdfast.core.models import NewJob, Options, Step, UniqueKey
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import expiry_text, partition_field, span_us, spec_text, when_text
 
@@ -48,9 +48,10 @@ def encode_submission(
     in_one_piece: bool,
     earlier_keys: Mapping[str, str] = NO_KEYS,
     complete: Iterable[str] = (),
+    only_checks: bool = False,
 ) -> list[Argument]:
     """Jobs as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``earlier_keys``: see
-    ``find_earlier_keys``. ``complete``: see ``find_complete_batches``."""
+    ``find_earlier_keys``. ``complete``: see ``find_complete_batches``. ``only_checks``: stores nothing."""
     specs: dict[str, int] = {}
     rest: list[Argument] = []
     run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
@@ -76,7 +77,11 @@ def encode_submission(
         rest.append(_dependencies(job, earlier_keys) if job.after else "")
         rest.append(("*" if job.is_batch else "") + (job.batch or ""))
         rest.append(_steps_text(job.first_steps) if job.first_steps else "")
-    flags = ("1" if in_one_piece else "0") + ("a" if any(job.after for job in others) else "")
+    flags = (
+        ("1" if in_one_piece else "0")
+        + ("c" if only_checks else "")
+        + ("a" if any(job.after for job in others) else "")
+    )
     flags += "b" if any(job.is_batch or job.batch for job in others) else ""
     return [" ".join([flags, *complete]), len(specs), *specs, *rest]
 
@@ -112,6 +117,18 @@ def find_complete_batches(parts: Sequence[Sequence[NewJob]]) -> list[list[str]]:
                 if batch_id in last:
                     last[batch_id] = number
     return [[batch_id for batch_id, at in last.items() if at == number] for number in range(len(parts))]
+
+
+def find_related(jobs: Sequence[NewJob]) -> list[NewJob]:
+    """The jobs that refer to others than earlier ones of their submission, with these references alone."""
+    batches, earlier, found = {job.id for job in jobs if job.is_batch}, set[str](), []
+    for job in jobs:
+        after = tuple(each for each in job.after if each.job_id not in earlier)
+        batch = None if job.batch in batches else job.batch
+        if after or batch is not None:
+            found.append(NewJob(id=job.id, task="", payload="", key=job.key, options=Options(batch=batch), after=after))
+        earlier.add(job.id)
+    return found
 
 
 def find_earlier_keys(parts: Sequence[Sequence[NewJob]]) -> list[Mapping[str, str]]:

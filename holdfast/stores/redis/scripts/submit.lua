@@ -532,7 +532,7 @@ end
 
 -- Stores jobs, encoded from ARGV[from] on: flags, number of specs, the specs, then runs of jobs.
 --   flags       "1" to keep payloads in one piece, else "0"; "a" if a job has dependencies, "b" if one is a batch or a member;
---               and " ID" of each batch that gets no more members or callbacks
+--               "c" to store nothing, and only say what is refused; " ID" of each batch that gets no more members or callbacks
 --   of a run    number of jobs, spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "extended"
 --   of a job    n id, n+1 payload; in an extended run also, "" where there is none:
 --               n+2 "=" and key, n+3 "=" and key_for, n+4 "=" and options, n+5 "1" for a client's own id, n+6 unique key as
@@ -546,7 +546,7 @@ local function store_jobs(from)
     local missing = string.find(flags, 'a', 1, true) and find_missing(from)
     local has_batches = string.find(flags, 'b', 1, true)
     local refused = missing and 'after ' .. missing or has_batches and find_refused_batch(from)
-    if refused then
+    if refused or string.find(flags, 'c', 1, true) then
         return nil, refused
     end
     read_specs(from)

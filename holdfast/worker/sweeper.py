@@ -19,7 +19,7 @@ from holdfast.worker.reporting import emit_expired, emit_recovered
 
 _BATCH = 500
 _COUNTED = 5000  # ended jobs that one call adds to the history
-_COUNT_ROUNDS = 100  # calls of one sweep
+_LONG_PARTS = 0.6  # share of the interval after which a sweep leaves the rest of its work to the next
 _PRUNE_EVERY = 60.0  # seconds
 _END_EXPIRED_EVERY = 4.0  # seconds between two searches for jobs that have expired, however often it sweeps
 _REFUSED = 1000  # limit of reported jobs that cannot be settled
@@ -32,16 +32,20 @@ class Sweeper:
         self._shared = shared
         self._store = store
         self._backoff = StoreBackoff(shared, "sweeper")
-        self._pruned_at = self._counted_at = shared.clock.monotonic()
+        self._began = self._pruned_at = self._counted_at = shared.clock.monotonic()
         self._ended_expired_at = -_END_EXPIRED_EVERY
         self._unassigned: dict[str, int] = {}  # revisions of limits whose jobs lack partitions, as they were last
         self._refused: set[str] = set()  # reported jobs that the store cannot settle
 
     async def run(self) -> None:
-        """Sweep every interval, or up to a fifth earlier, so that many workers do not sweep at once."""
+        """Sweep every interval, or up to a fifth earlier, so that many workers do not sweep at once. A long sweep
+        shortens the pause after it: expired leases do not wait for the rest of its work."""
         shared = self._shared
+        interval = shared.settings.sweep.total_seconds()
         while True:
-            await shared.clock.sleep(shared.settings.sweep.total_seconds() * shared.rng.uniform(0.8, 1.0))
+            spent = shared.clock.monotonic() - self._began
+            await shared.clock.sleep(max(interval * shared.rng.uniform(0.8, 1.0) - spent, interval * 0.2))
+            self._began = shared.clock.monotonic()
             if shared.settings.role == "follower":
                 continue
             try:
@@ -150,20 +154,27 @@ class Sweeper:
             pruned += batch
             if batch < _BATCH:
                 break
-            await shared.clock.sleep(0.01)  # lets other writers go first
+            if not await self._may_go_on():
+                self._pruned_at = now - _PRUNE_EVERY  # the next sweep goes on
+                break
         return pruned
 
     async def _count_ended(self) -> int:
-        """Adds ended jobs to the history before they are pruned. If there are many, the next sweep goes on."""
+        """Adds ended jobs to the history before they are pruned."""
         now = self._shared.clock.monotonic()
         if now - self._counted_at < _PRUNE_EVERY:
             return 0
-        for _ in range(_COUNT_ROUNDS):
-            if not await self._store.maintenance.count_ended(limit=_COUNTED):
-                self._counted_at = now
-                break
-            await self._shared.clock.sleep(0.01)  # lets other writers go first
+        while await self._store.maintenance.count_ended(limit=_COUNTED):
+            if not await self._may_go_on():
+                return 0
+        self._counted_at = now
         return 0
+
+    async def _may_go_on(self) -> bool:
+        """Lets other writers go first. Returns False if the rest is for the next sweep."""
+        clock, interval = self._shared.clock, self._shared.settings.sweep.total_seconds()
+        await clock.sleep(0.01)
+        return clock.monotonic() < self._began + interval * _LONG_PARTS
 
     def retention_by_state(self) -> dict[str, timedelta]:
         """Returns the retention of ended jobs by state, without states kept for ever."""

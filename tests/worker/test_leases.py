@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from holdfast.core.events import JobDead, JobFailed, LeaseLost, StoreTrouble, Sw
 from holdfast.core.ids import new_id
 from holdfast.core.models import Claim, JobFilter, JobState
 from holdfast.stores.base import ClaimRequest
+from holdfast.stores.forwarding import ForwardingMaintenance
 from holdfast.testing.store_probe import WatchedQueueing
 from tests.worker.support import Recorder, forever, gaps, harness, lose
 
@@ -163,6 +165,36 @@ async def test_job_of_a_dead_worker_runs_elsewhere_in_time(app: Holdfast) -> Non
     (failed,) = events.of(JobFailed)
     assert (failed.reason, failed.error) == ("crashed", f"{lost.error}; ready for its next attempt")
     assert first.worker.id in failed.error
+
+
+async def test_job_of_a_dead_worker_is_found_in_time_while_very_much_is_pruned(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Recorder(app)
+    pruned: list[int] = []
+
+    async def prune(maintenance: ForwardingMaintenance, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        await harnessed.clock.sleep(0.5)
+        pruned.append(limit)
+        return limit  # there is always more
+
+    monkeypatch.setattr(ForwardingMaintenance, "prune", prune)
+
+    @app.task("work", max_attempts=3)
+    async def work() -> None:
+        await forever()
+
+    async with harness(app, lease="30s", sweep="5s") as harnessed:
+        await harnessed.start(queues="other")
+        await harnessed.advance(65)
+        first = await harnessed.start()
+        handle = await work.enqueue()
+        await harnessed.advance(0.5)
+        first.freeze()
+        for _ in range(36 * 2):
+            await harnessed.advance(0.5)
+        assert [event.job_id for event in events.of(JobFailed)] == [handle.id]
+        assert len(pruned) > 15, "each takes half a second, and half a second of pause: sweeps go on with the rest"
 
 
 async def test_job_that_loses_every_lease_ends_dead(app: Holdfast) -> None:

@@ -16,7 +16,15 @@ from msgspec.structs import replace
 
 from holdfast.app.alert_sinks import NoAnswer, NotSent, send_message
 from holdfast.app.sync import Blocker, BlockingMethod, BlockingView
-from holdfast.core.alerts import Alert, AlertRule, SystemState, advance_alerts, find_breaches, keep_alerts, read_alerts
+from holdfast.core.alerts import (
+    Alert,
+    AlertRule,
+    SystemState,
+    advance_alerts,
+    decode_alerts,
+    encode_alerts,
+    find_breaches,
+)
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import AlertCleared, AlertFired, AlertNotSent, Events, StoreTrouble
@@ -59,7 +67,7 @@ class AlertManager:
     async def find_active(self) -> list[Alert]:
         """Alerts of the rules of these settings that have not cleared, in the order in which they began."""
         rules = self._settings().alerts
-        alerts = read_alerts(await _read_schedule(await self._app.open_store())).values() if rules else ()
+        alerts = decode_alerts(await _read_schedule(await self._app.open_store())).values() if rules else ()
         return sorted(
             (each for each in alerts if each.cleared_us is None and each.rule in rules), key=lambda each: each.since_us
         )
@@ -80,7 +88,7 @@ class AlertManager:
             return []
         store = await self._app.open_store()
         known = await _read_schedule(store)
-        alerts = read_alerts(known)
+        alerts = decode_alerts(known)
         state = await _read_state(store, rules)
         breaches = find_breaches(rules.values(), state)
         later, to_send = advance_alerts(alerts, breaches, rules, state.now_us, settings.alert_hold_off)
@@ -173,7 +181,7 @@ async def _read_schedule(store: Store) -> Schedule | None:
 
 async def _write(store: Store, known: Schedule | None, alerts: Mapping[str, Alert]) -> bool:
     """Writes the alerts if no other process did since ``known`` was read; returns whether it wrote."""
-    change = ScheduleChange(keep_alerts(alerts), 0 if known is None else known.revision)
+    change = ScheduleChange(encode_alerts(alerts), 0 if known is None else known.revision)
     return await store.schedules.write_schedule(change) is not None
 
 
@@ -181,7 +189,7 @@ async def _record_results(store: Store, results: Mapping[str, Alert]) -> None:
     """Keeps the results of messages, where an alert still has the same message."""
     for _ in range(_TRIES):
         known = await _read_schedule(store)
-        alerts = read_alerts(known)
+        alerts = decode_alerts(known)
         later = {
             key: results[key] if key in results and results[key].phase == alert.phase else alert
             for key, alert in alerts.items()

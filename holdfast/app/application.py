@@ -104,7 +104,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         self.spans = open_traces(self.settings.traces, hides_errors=bool(self.settings.redacted))
         """The maker of spans; None if tracing is off."""
         self._submitter = Submitter(self.open_store, lambda: self.settings, self.events, self.spans)
-        self.external_tx = ExternalTransactions(self.open_store, self._reached)
+        self.external_tx = ExternalTransactions(self.open_store, self._await_or_block)
         """Submits and completes jobs inside a transaction that the caller holds."""
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -134,9 +134,9 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         """The same methods for blocking callers: ``app.sync.get(id)``."""
         return BlockingHoldfast(self, self)
 
-    def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
-        """Runs a coroutine for a blocking caller; ``here``: in this thread, which owns the caller's connection."""
-        if here:
+    def run_blocking(self, call: Coroutine[Any, Any, T], *, in_this_thread: bool = False) -> T:
+        """Runs a coroutine for a blocking caller; ``in_this_thread``: it owns the caller's connection."""
+        if in_this_thread:
             return drive_coroutine(call)
         try:
             store = self._unopened()
@@ -149,7 +149,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         """The caller's connection whose transaction blocking submissions join by themselves. None: there is none."""
         return None
 
-    async def _reached(self, call: Coroutine[Any, Any, T]) -> T:
+    async def _await_or_block(self, call: Coroutine[Any, Any, T]) -> T:
         """Awaits a call of the store; without a running event loop, runs it as a blocking call."""
         return await call if running_loop() is not None else self.run_blocking(call)
 
@@ -169,9 +169,9 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         if settings.source_of("url") == "default":
             raise ConfigError(f"transport: {settings.transport} needs a PostgreSQL; set url to postgresql://…")
         keys = settings.transport_key, settings.transport_dead_key
-        way = TransportConfig(settings.transport, settings.transport_url, *keys)
-        carrying = with_transport(store, way, lease=settings.lease, in_flight=self._in_flight, emit=self.events.emit)
-        return time_calls(carrying, self.events)
+        config = TransportConfig(settings.transport, settings.transport_url, *keys)
+        wrapped = with_transport(store, config, lease=settings.lease, in_flight=self._in_flight, emit=self.events.emit)
+        return time_calls(wrapped, self.events)
 
     def _unopened(self) -> Store:
         with self._making:
@@ -260,14 +260,14 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         return given
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
-        reserved = await self._reached(self._submitter.admit_jobs(jobs))
+        reserved = await self._await_or_block(self._submitter.admit_jobs(jobs))
         try:
             with submission(self.spans, jobs) as spanned:
                 answers = await self.external_tx.submit(connection, spanned)
         finally:
             self._submitter.depths.release_room(reserved)
         # Emits no event: whether these jobs exist is decided by a commit or rollback that we never hear of.
-        await self._reached(self._submitter.check_keys(jobs, answers))
+        await self._await_or_block(self._submitter.check_keys(jobs, answers))
         return answers
 
     async def _submit_together(self, jobs: Sequence[NewJob], connection: Any) -> list[JobHandle[Any]]:

@@ -21,7 +21,7 @@ from holdfast.tasks.codec import decode_json
 
 R = TypeVar("R")
 
-_LOOK = 5.0  # seconds between looks at the job while waiting: what a lost wake-up costs at most
+_POLL_SECONDS = 5.0  # seconds between looks at the job while waiting: what a lost wake-up costs at most
 
 _SEE_STATE = "to see its state: await handle.state(), or handle.sync.state()"
 _ELSEWHERE = {
@@ -138,11 +138,13 @@ class JobHandle(Generic[R]):
             if self._app.is_inline and job.state is not JobState.RUNNING:
                 remedy = "in inline mode nothing runs it on; a test of that takes testing.Harness"
                 raise ResultTimeout(job.id, f"job {job.id} is {job.state}; {remedy}")
-            left = _LOOK if deadline is None else deadline - clock.monotonic()
+            left = _POLL_SECONDS if deadline is None else deadline - clock.monotonic()
             if span is not None and left <= 0:
-                text = f"job {job.id} is {job.state} after {span.total_seconds():g} s; {await self._hope(job)}"
+                text = (
+                    f"job {job.id} is {job.state} after {span.total_seconds():g} s; {await self._describe_chances(job)}"
+                )
                 raise ResultTimeout(job.id, text)
-            await store.queueing.wait([f"job:{self.id}"], timeout=min(left, _LOOK))
+            await store.queueing.wait([f"job:{self.id}"], timeout=min(left, _POLL_SECONDS))
 
     @requires_loop
     async def cancel(self) -> JobState:
@@ -157,7 +159,7 @@ class JobHandle(Generic[R]):
         """
         await self._app.replay_one(self.id, force=force, from_step=from_step)
 
-    async def _hope(self, job: Job) -> str:
+    async def _describe_chances(self, job: Job) -> str:
         """Describes the chances of an unfinished job, for the message of a timeout."""
         if job.state in (JobState.QUEUED, JobState.SCHEDULED):
             store = await self._app.open_store()

@@ -15,7 +15,7 @@ from holdfast.core.errors import ConfigError, Conflict, Invalid, NotFound
 from holdfast.core.events import DeclarationIgnored, Events
 from holdfast.core.limit_options import (
     VALUE_OPTIONS,
-    check_sense,
+    check_has_effect,
     draft_limit,
     format_values,
     limit_options,
@@ -93,7 +93,7 @@ class LimitManager:
             changed = replace(limit, values=parse_values(given), declared=declared)
             if limit.queue is limit.task is None:
                 _check_handler_values(changed, values)
-            check_sense(changed)
+            check_has_effect(changed)
             self._check_argument(changed)
             return changed
 
@@ -310,7 +310,7 @@ def merge_limits(declared: Mapping[str, Limit], settings: Settings) -> dict[str,
 def scope_buckets(table: LimitTable, scope: str, task: str, queue: str, payload: str) -> list[str]:
     """The buckets of a job that belong to a scope: "key", "queue" or "task"."""
     partition, _ = table.find_partition(task, queue, payload)
-    buckets = [] if partition is None else table.split_buckets(partition)
+    buckets = [] if partition is None else table.buckets_with_limits(partition)
     if scope == "key":
         return [bucket for bucket, limit in buckets if limit.by is not None]
     return [bucket for bucket, limit in buckets if limit.by is None and getattr(limit, scope) is not None]

@@ -92,8 +92,8 @@ class OverviewMethods:
         try:
             signals = await store.workflow.read_signals(limit=MAX_SIGNALS)
             counted = {
-                "jobs": await _count_of_jobs(store, (*NOT_STARTED, JobState.RUNNING)),
-                "dead": await _count_of_jobs(store, (JobState.DEAD,)),
+                "jobs": await _count_keys_of_jobs(store, (*NOT_STARTED, JobState.RUNNING)),
+                "dead": await _count_keys_of_jobs(store, (JobState.DEAD,)),
                 "schedules": await _count_of_schedules(store),
                 "signals": Counter(key_id_of(signal.value) for signal in signals),
             }
@@ -130,7 +130,7 @@ class OverviewMethods:
         return await (await self.open_store()).health.repair()
 
 
-async def _count_of_jobs(store: Store, states: tuple[JobState, ...]) -> Counter[str | None]:
+async def _count_keys_of_jobs(store: Store, states: tuple[JobState, ...]) -> Counter[str | None]:
     """Returns the number of jobs in these states that need each key, for their payload or a step."""
     counted: Counter[str | None] = Counter()
     cursor: str | None = None
@@ -168,11 +168,11 @@ async def _failed_jobs(store: Store, where: JobFilter) -> list[FailedJob]:
     failed, cursor, is_first = [], None, True
     while is_first or cursor is not None:
         page = await store.query.find(replace(where, states=states), limit=_PAGE_SIZE, cursor=cursor)
-        failed += [_describe_failure(job) for job in page.jobs if job.error_group is not None]
+        failed += [_failed_job(job) for job in page.jobs if job.error_group is not None]
         cursor, is_first = page.cursor, False
     return failed
 
 
-def _describe_failure(job: Job) -> FailedJob:
+def _failed_job(job: Job) -> FailedJob:
     at_us = job.ended_at_us or job.started_at_us or job.created_at_us
     return FailedJob(job.id, job.queue, job.task, job.error_group or "", job.state is JobState.DEAD, at_us)

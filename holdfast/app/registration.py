@@ -186,7 +186,7 @@ class TaskRegistration(ABC):
         """Submit a drafted job; inside the transaction of ``connection`` if one is given."""
 
     @abstractmethod
-    def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
+    def run_blocking(self, call: Coroutine[Any, Any, T], *, in_this_thread: bool = False) -> T:
         """Run one of this application's coroutines for a blocking caller."""
 
     @abstractmethod

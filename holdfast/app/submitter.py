@@ -167,7 +167,7 @@ class Submitter:
         self._spans = spans
         self._settings = settings
         self._events = events
-        self._groups: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[_Group, _Group]] = (
+        self._groups: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[_CallBatcher, _CallBatcher]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -189,11 +189,11 @@ class Submitter:
         else:
             groups = self._groups.get(loop)
             if groups is None:
-                groups = self._groups[loop] = _Group(self._send), _Group(self._send)
+                groups = self._groups[loop] = _CallBatcher(self._send), _CallBatcher(self._send)
             may_wait = job.has_extras and (job.key is not None or job.unique is not None or job.has_relations)
             answer = await groups[may_wait].submit(job)
         if not answer.created or self._events.has_subscriber(JobCreated):
-            await self.announce_jobs([job], [answer])
+            await self.emit_submitted([job], [answer])
         return answer
 
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -203,7 +203,7 @@ class Submitter:
         with submission(self._spans, jobs) as traced:
             answers = await self._send(traced)
             try:
-                await self.announce_jobs(jobs, answers)
+                await self.emit_submitted(jobs, answers)
             except Conflict as error:
                 error.stored = [answer.job_id if answer.created else None for answer in answers]
                 raise
@@ -244,11 +244,11 @@ class Submitter:
         """Refuses jobs that can never begin, by the store's clock, and reserves room in the queues of the others."""
         for job in jobs:
             if job.has_extras:
-                await self._check_beginnings(jobs)
+                await self._check_can_start(jobs)
                 break
         return await self.depths.reserve_room(jobs)
 
-    async def _check_beginnings(self, jobs: Sequence[NewJob]) -> None:
+    async def _check_can_start(self, jobs: Sequence[NewJob]) -> None:
         check_circles(jobs)
         mixed = [job for job in jobs if needs_clock(job)]
         now_us = await (await self._store()).health.server_time_us() if mixed else 0
@@ -261,7 +261,7 @@ class Submitter:
         deduplicated = Counter(job.task for job, answer in pairs if not answer.created)
         self._events.emit(JobsSubmitted(created=created, deduplicated=deduplicated))
 
-    async def announce_jobs(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
+    async def emit_submitted(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         """Tell observers, as far as the keys stand for the submitted jobs."""
         await self.check_keys(jobs, answers)
         if not self._events.has_subscriber(JobCreated) and not self._events.has_subscriber(JobDuplicate):
@@ -307,7 +307,7 @@ def _check_same(job: NewJob, first: Job | NewJob) -> None:
         )
 
 
-class _Group:
+class _CallBatcher:
     """The lone submitters of one event loop."""
 
     def __init__(self, send: Callable[[Sequence[NewJob]], Awaitable[list[Submitted]]]) -> None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Blocker(Protocol):
     """Protocol of an object that runs a coroutine to its end for a blocking caller."""
 
-    def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T: ...
+    def run_blocking(self, call: Coroutine[Any, Any, T], *, in_this_thread: bool = False) -> T: ...
 
     def _current_connection(self) -> Any: ...
 
@@ -61,8 +61,8 @@ class BlockingMethod(Generic[P, T]):
             forbid_running_loop(f"await {name}(…) itself instead of .sync.{name}(…)")
             if self._submits and kwargs.get("connection") is None:
                 kwargs["connection"] = view._blocker._current_connection()
-            here = kwargs.get("connection") is not None
-            result: T = view._blocker.run_blocking(inner(thing, *args, **kwargs), here=here)
+            in_this_thread = kwargs.get("connection") is not None
+            result: T = view._blocker.run_blocking(inner(thing, *args, **kwargs), in_this_thread=in_this_thread)
             return result
 
         return blocking_call

@@ -24,7 +24,7 @@ from holdfast.stores.base import Store
 
 _UNENDED = tuple(state for state in JobState if state not in TERMINAL)
 _AWAITED = 100  # jobs whose ends are awaited together
-_LOOK = 5.0  # seconds between looks while waiting: what a lost notification costs at most
+_POLL_SECONDS = 5.0  # seconds between looks while waiting: what a lost notification costs at most
 _PAGE_SIZE = 200  # events of one read of a stream
 _PAUSE = 0.1  # seconds between reads of a stream that has reached the present
 _MAX_AGE = timedelta(days=3650)  # of a cursor
@@ -174,7 +174,7 @@ class TaggedJobMethods:
         deadline = None if span is None else self.clock.monotonic() + span.total_seconds()
         unended = _UnendedJobs(store, tag)
         while (counts := await unended.count_if_ended()) is None:
-            left = _LOOK if deadline is None else deadline - self.clock.monotonic()
+            left = _POLL_SECONDS if deadline is None else deadline - self.clock.monotonic()
             if span is not None and left <= 0:
                 counts = await store.query.count_states(where)
                 raise WaitTimeout(
@@ -183,7 +183,7 @@ class TaggedJobMethods:
                     "not ended; they go on"
                 )
             if unended.ids:
-                await store.queueing.wait([f"job:{unended.ids[0]}"], timeout=min(left, _LOOK))
+                await store.queueing.wait([f"job:{unended.ids[0]}"], timeout=min(left, _POLL_SECONDS))
         return _check_known(counts, tag)
 
     async def stream_tag(self: _Streaming, tag: str, *, cursor: str | None = None) -> AsyncGenerator[EndedJob, None]:
@@ -222,7 +222,7 @@ class TaggedJobMethods:
             if not page.more and is_last:
                 return
             if not page.more:
-                await store.queueing.wait(["job:*"], timeout=_LOOK)
+                await store.queueing.wait(["job:*"], timeout=_POLL_SECONDS)
                 await _pause()
 
 

@@ -27,7 +27,7 @@ MAX_DEPENDENCIES = 100_000
 """Dependencies of one job."""
 
 
-class SavedRecord(msgspec.Struct, frozen=True):
+class RecordedValues(msgspec.Struct, frozen=True):
     """Values that the handler of a job has saved; None: nothing."""
 
     state: Any = None
@@ -60,7 +60,7 @@ class WorkflowMethods:
         return await (await self.open_store()).workflow.read_steps((await self._get(job_id)).id)
 
     @requires_loop
-    async def saved_values(self: _Application, job_id: str) -> SavedRecord:
+    async def saved_values(self: _Application, job_id: str) -> RecordedValues:
         """Values that a job's handler has saved by ``context.state`` and ``context.progress``."""
         return saved_values(await self._read_record(job_id))
 
@@ -129,11 +129,11 @@ class WorkflowMethods:
         return await (await self.open_store()).workflow.read_signals(asked, limit=limit)
 
 
-def saved_values(record: Iterable[Step]) -> SavedRecord:
+def saved_values(record: Iterable[Step]) -> RecordedValues:
     """Returns the values among what is stored of a job."""
     values = {step.name: step.result for step in record if not step.number}
     state, progress = values.get(STATE), values.get(PROGRESS)
-    return SavedRecord(
+    return RecordedValues(
         state=None if state is None else decode_json(state),
         progress=None if progress is None else msgspec.convert(decode_json(progress), Progress),
     )

@@ -8,7 +8,7 @@ from datetime import datetime
 import click
 
 from holdfast import Holdfast, JobState
-from holdfast.app.workflows import SavedRecord, saved_values
+from holdfast.app.workflows import RecordedValues, saved_values
 from holdfast.cli.base import add_command
 from holdfast.cli.context import Session, store_of
 from holdfast.cli.error_groups import print_error_groups
@@ -448,7 +448,7 @@ def _step_result(step: Step) -> str:
     return describe_encrypted(value) if is_encrypted(value) else text
 
 
-def _print_saved(saved: SavedRecord) -> None:
+def _print_saved(saved: RecordedValues) -> None:
     progress = saved.progress
     if progress is not None:
         share = "" if not progress.total else f" of {progress.total:g} ({100 * progress.done / progress.total:.0f} %)"

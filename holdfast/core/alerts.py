@@ -268,14 +268,14 @@ def _advance(alert: Alert, breach: Breach | None, now_us: int, hold_off: timedel
     return replace(alert, attempted_us=now_us, attempts=alert.attempts + 1, problem="")
 
 
-def keep_alerts(alerts: Mapping[str, Alert]) -> Schedule:
+def encode_alerts(alerts: Mapping[str, Alert]) -> Schedule:
     """Returns the schedule, paused and without a tick, whose document has these alerts."""
     payload = msgspec.json.encode(list(alerts.values())).decode()
     job = NewJob(id="", task=ALERTS_SCHEDULE, queue=ALERTS_SCHEDULE, payload=payload)
     return Schedule(id=ALERTS_SCHEDULE, name=ALERTS_SCHEDULE, job=job, at_us=0, paused=True)
 
 
-def read_alerts(known: Schedule | None) -> dict[str, Alert]:
+def decode_alerts(known: Schedule | None) -> dict[str, Alert]:
     """Returns the kept alerts by key; none, with a warning, if another program has spoiled them."""
     if known is None:
         return {}

@@ -61,11 +61,11 @@ def draft_limit(name: str, options: LimitOptions, *, owner: str | None = None) -
         values=parse_values({field: getattr(options, field) for field in VALUE_OPTIONS}),
         owner=owner,
     )
-    check_sense(limit)
+    check_has_effect(limit)
     return limit
 
 
-def check_sense(limit: Limit) -> None:
+def check_has_effect(limit: Limit) -> None:
     """Raises `Invalid` for a limit that limits nothing."""
     values = limit.values
     of_handlers = limit.queue is None and limit.task is None

@@ -203,7 +203,7 @@ class LimitTable:
                 return limit.values.shares[value]
         return 1
 
-    def split_buckets(self, partition: str) -> list[tuple[str, Limit]]:
+    def buckets_with_limits(self, partition: str) -> list[tuple[str, Limit]]:
         """The buckets of a partition with their limits; buckets whose limit is gone are left out."""
         named = [(bucket, self.limits.get(split_bucket(bucket)[0])) for bucket in split_partition(partition)]
         return [(bucket, limit) for bucket, limit in named if limit is not None]
@@ -258,7 +258,7 @@ class LimitTable:
         return use_of_running([(job.partition, self._weights(job), 1) for job in jobs if job.partition is not None])
 
     def _weights(self, job: Job) -> str | None:
-        limits = [limit for _, limit in self.split_buckets(job.partition or "")]
+        limits = [limit for _, limit in self.buckets_with_limits(job.partition or "")]
         if all(limit.values.weight == 1 for limit in limits):
             return None
         partition, weights = self.find_partition(job.task, job.queue, job.payload)

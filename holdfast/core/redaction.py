@@ -99,13 +99,13 @@ class Redaction:
                 found = _without(json.loads(fields), self._of["lines"], own)
             except (ValueError, RecursionError):
                 found = REDACTED  # corrupt: its fields cannot be parsed
-            fields = json.dumps(_unquoted(found, quoted), ensure_ascii=False, separators=(",", ":"))
+            fields = json.dumps(_redact_quotations(found, quoted), ensure_ascii=False, separators=(",", ":"))
             quoted = _quotations([*hidden, *own])
         if () in self._of["lines"] or quoted is None:
             return msgspec.structs.replace(line, text=REDACTED, fields=fields)
         cut = _CUT_LINE.fullmatch(line.text)
         text = _without_end(cut[1], quoted) + cut[2] if cut else line.text
-        return msgspec.structs.replace(line, text=_unquoted(text, quoted), fields=fields)
+        return msgspec.structs.replace(line, text=_redact_quotations(text, quoted), fields=fields)
 
     def _hidden(self, job: Job) -> list[Any]:
         """Returns the hidden values of the job."""
@@ -135,7 +135,7 @@ class Redaction:
             return REDACTED
         if len(text) >= MAX_ERROR_LENGTH:
             text = _without_end(text, quoted)
-        return str(_unquoted(text, quoted))
+        return str(_redact_quotations(text, quoted))
 
 
 def _without(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
@@ -151,7 +151,7 @@ def _without(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
     return value
 
 
-def _unquoted(value: Any, given: Sequence[str]) -> Any:
+def _redact_quotations(value: Any, given: Sequence[str]) -> Any:
     """Returns the value with these texts replaced in every text of it, and numbers equal to one of them."""
     match value:
         case str():
@@ -159,22 +159,22 @@ def _unquoted(value: Any, given: Sequence[str]) -> Any:
                 value = value.replace(each, REDACTED)
             return value
         case list():
-            return [_unquoted(each, given) for each in value]
+            return [_redact_quotations(each, given) for each in value]
         case dict():
-            return {name: _unquoted(each, given) for name, each in value.items()}
+            return {name: _redact_quotations(each, given) for name, each in value.items()}
     return REDACTED if str(value) in given else value
 
 
 def _inside(name: str, value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
-    further = [left for path in paths for left in _onward(name, path)]
+    further = [left for path in paths for left in _remaining_paths(name, path)]
     return _without(value, further, hidden) if further else value
 
 
-def _onward(name: str, path: Path) -> Iterator[Path]:
+def _remaining_paths(name: str, path: Path) -> Iterator[Path]:
     """Yields the rest of each path behind the field of this name."""
     if path[0] == "**":
         yield path
-        yield from _onward(name, path[1:])
+        yield from _remaining_paths(name, path[1:])
     elif path[0] in ("*", name):
         yield path[1:]
 

@@ -25,10 +25,10 @@ import msgspec
 from holdfast.core.errors import Invalid
 from holdfast.core.validation import check_priority, check_span, did_you_mean, parse_count, parse_duration
 
-CEILING = timedelta(days=365)
+MAX_DELAY = timedelta(days=365)
 """Upper bound of every delay: ``now + delay`` stays an instant that every store can represent."""
 
-_CEILING = CEILING.total_seconds()
+_MAX_DELAY_SECONDS = MAX_DELAY.total_seconds()
 _MAX_FACTOR = 1000.0
 _MAX_OFFSET = 100
 _MAX_LISTED_DELAYS = 100
@@ -56,11 +56,11 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     priority: int | None = None
 
     def __post_init__(self) -> None:
-        _number("retry.base", self.base, 0, _CEILING)
+        _number("retry.base", self.base, 0, _MAX_DELAY_SECONDS)
         if _number("retry.factor", self.factor, 0, _MAX_FACTOR) == 0:
             raise Invalid("retry.factor", self.factor, "give more than 0; 1 keeps the delay as it is")
         parse_count(self.offset, "retry.offset", least=-_MAX_OFFSET, most=_MAX_OFFSET, text=False)
-        if self.cap is not None and _number("retry.cap", self.cap, 0, _CEILING) < self.base:
+        if self.cap is not None and _number("retry.cap", self.cap, 0, _MAX_DELAY_SECONDS) < self.base:
             raise Invalid(
                 "retry.cap", self.cap, f"give at least the base, {_format_number(self.base)} seconds, or None"
             )
@@ -164,15 +164,15 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         least, most = self.delay_bounds(failures)
         jittered = nominal * rng.uniform(low, high) + rng.uniform(0, more)
         # Rounding may exceed a bound by the last digit.
-        return min(max(timedelta(seconds=min(jittered, _CEILING)), least), most)
+        return min(max(timedelta(seconds=min(jittered, _MAX_DELAY_SECONDS)), least), most)
 
     def delay_bounds(self, failures: int) -> tuple[timedelta, timedelta]:
         """The shortest and the longest delay that ``delay_after`` can return."""
         nominal = self._nominal(failures)
         low, high, more = _spread(self.jitter)
         return (
-            timedelta(seconds=min(nominal * low, _CEILING)),
-            timedelta(seconds=min(nominal * high + more, _CEILING)),
+            timedelta(seconds=min(nominal * low, _MAX_DELAY_SECONDS)),
+            timedelta(seconds=min(nominal * high + more, _MAX_DELAY_SECONDS)),
         )
 
     def schedule(self, attempts: int) -> list[timedelta]:
@@ -191,7 +191,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             grown = self.base * self.factor ** (count + self.offset)
         except OverflowError:
             grown = math.inf
-        return min(grown, _CEILING if self.cap is None else self.cap, _CEILING)
+        return min(grown, _MAX_DELAY_SECONDS if self.cap is None else self.cap, _MAX_DELAY_SECONDS)
 
 
 def as_retry(policy: object, field: str = "retry") -> Retry:
@@ -213,7 +213,7 @@ def _check_delays(delays: object) -> None:
     if not isinstance(delays, tuple) or len(delays) > _MAX_LISTED_DELAYS:
         raise Invalid("retry.delays", delays, f"give a tuple of at most {_MAX_LISTED_DELAYS} delays")
     for delay in delays:
-        _number("retry.delays", delay, 0, _CEILING)
+        _number("retry.delays", delay, 0, _MAX_DELAY_SECONDS)
 
 
 def _spread(jitter: object) -> tuple[float, float, float]:
@@ -225,7 +225,7 @@ def _spread(jitter: object) -> tuple[float, float, float]:
         case "full", 0:
             return 0.0, 1.0, 0.0
         case "add", 1:
-            return 1.0, 1.0, _parse_number("retry.jitter", numbers[0], 0, _CEILING)
+            return 1.0, 1.0, _parse_number("retry.jitter", numbers[0], 0, _MAX_DELAY_SECONDS)
         case "scale", 2:
             low = _parse_number("retry.jitter", numbers[0], 0, _MAX_JITTER_SCALE)
             return low, _parse_number("retry.jitter", numbers[1], low, _MAX_JITTER_SCALE), 0.0
@@ -253,8 +253,8 @@ def _parse_seconds(field: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        number = None
-    return parse_duration(text, field).total_seconds() if number is None else _number(field, number, 0, _CEILING)
+        return parse_duration(text, field).total_seconds()
+    return _number(field, number, 0, _MAX_DELAY_SECONDS)
 
 
 def _seconds(field: str, delay: float | timedelta | str) -> float:

@@ -14,7 +14,7 @@ from holdfast.core.models import NOT_STARTED, TERMINAL, JobState, QueueInfo
 K = TypeVar("K")
 Kinds = frozenset[JobState]
 
-BUCKETS: tuple[Kinds, ...] = (
+STATE_GROUPS: tuple[Kinds, ...] = (
     frozenset({JobState.QUEUED}),
     frozenset({JobState.SCHEDULED, JobState.FAILED}),
     frozenset({JobState.WAITING}),
@@ -66,11 +66,11 @@ class CountGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class JobStats(msgspec.Struct, frozen=True):
-    """Bounded counts: at most ``most`` jobs of each of the ``BUCKETS``, of ended jobs the latest."""
+    """Bounded counts: at most ``most`` jobs of each of the ``STATE_GROUPS``, of ended jobs the latest."""
 
     groups: list[CountGroup]
     most: int
-    beyond: Kinds = frozenset()
+    truncated_states: Kinds = frozenset()
     """Further states that may have more jobs: jobs of other queues took their places in the count."""
     ages: Mapping[JobState, float] = {}
     """By terminal state, seconds since the first counted job of all queues ended; empty: see ``groups``."""
@@ -92,7 +92,7 @@ class JobStats(msgspec.Struct, frozen=True):
     @property
     def at_least(self) -> Kinds:
         """States that may have more jobs than were counted."""
-        return full_states(self.count_by(lambda group: group.state), self.most) | self.beyond
+        return full_states(self.count_by(lambda group: group.state), self.most) | self.truncated_states
 
     def ended_per_second(self, recent: timedelta) -> float:
         """Returns the recent rate of ended jobs a second. ``recent``: the requested window."""
@@ -117,7 +117,7 @@ class JobStats(msgspec.Struct, frozen=True):
         return JobStats(own, self.most, self.at_least, self.ages or self._ages())
 
 
-def full_states(numbers: Mapping[JobState, int], max_count: int, buckets: Sequence[Kinds] = BUCKETS) -> Kinds:
+def full_states(numbers: Mapping[JobState, int], max_count: int, buckets: Sequence[Kinds] = STATE_GROUPS) -> Kinds:
     """Returns the states whose bucket reached ``max_count``: there may be more jobs than these numbers."""
     full = [bucket for bucket in buckets if sum(numbers.get(state, 0) for state in bucket) >= max_count]
     return frozenset(state for bucket in full for state in bucket)
@@ -169,9 +169,9 @@ def queues_of(
     for row in counted:
         if row.number:
             states[row.queue][row.state] += row.number
-    together = [bucket for bucket in BUCKETS if not bucket & NOT_STARTED]
+    together = [bucket for bucket in STATE_GROUPS if not bucket & NOT_STARTED]
     shared = full_states(sum(states.values(), Counter()), max_count, together)
-    own = [bucket for bucket in BUCKETS if bucket & NOT_STARTED]
+    own = [bucket for bucket in STATE_GROUPS if bucket & NOT_STARTED]
     rates = _rates(counted, recent, max_count)
     return {
         name: QueueInfo(

@@ -334,18 +334,18 @@ def parse_queues(value: object, field: str = "queues") -> dict[str, int | None]:
     None: no cap. The name ``*``: every queue.
     """
     if isinstance(value, str):
-        pairs = [(name.strip(), share.strip() if colon else None) for name, colon, share in _split_queues(value)]
+        pairs = [(name.strip(), cap.strip() if colon else None) for name, colon, cap in _split_queues(value)]
     elif isinstance(value, dict):
         pairs = list(value.items())
     else:
         raise Invalid(field, value, 'write "mail:10,default:5", or "*" for every queue')
     queues: dict[str, int | None] = {}
-    for name, share in pairs:
+    for name, cap in pairs:
         if name != "*":
             check_name(field, name)
         if name in queues:
             raise Invalid(field, value, f"name the queue {name} once")
-        queues[name] = None if share is None else parse_count(share, f"{field}.{name}", least=1, most=10_000)
+        queues[name] = None if cap is None else parse_count(cap, f"{field}.{name}", least=1, most=10_000)
     if not queues:
         raise Invalid(field, value, 'name at least one queue, or "*" for every queue')
     return queues
@@ -357,7 +357,7 @@ def _split_queues(text: str) -> list[tuple[str, str, str]]:
 
 def format_queues(queues: Mapping[str, int | None]) -> str:
     """Returns the text form that ``parse_queues`` reads."""
-    return ",".join(name if share is None else f"{name}:{share}" for name, share in queues.items())
+    return ",".join(name if cap is None else f"{name}:{cap}" for name, cap in queues.items())
 
 
 def mask_url(url: str) -> str:

@@ -49,7 +49,7 @@ def find_file(directory: Path) -> Path | None:
     The search ends at the root of a repository, and below a directory that is writable for every user.
     """
     for folder in (directory, *directory.parents):
-        if folder != directory and _open_to_all(folder):
+        if folder != directory and folder.stat().st_mode & stat.S_IWOTH:
             return None
         if (folder / FILE_NAME).exists():
             return folder / FILE_NAME
@@ -58,10 +58,6 @@ def find_file(directory: Path) -> Path | None:
         if (folder / ".git").exists():
             return None
     return None
-
-
-def _open_to_all(folder: Path) -> bool:
-    return bool(folder.stat().st_mode & stat.S_IWOTH)
 
 
 def _mentions_us(path: Path) -> bool:
@@ -83,12 +79,9 @@ def _has_our_table(content: bytes) -> bool:
 def file_stamp(path: Path) -> Stamp:
     """Returns the current version of the file."""
     try:
-        return _stamp(path.stat())
+        status = path.stat()
     except OSError:
         return None
-
-
-def _stamp(status: os.stat_result) -> Stamp:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 

@@ -249,7 +249,7 @@ class Query(Protocol):
 
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
         """Counts jobs by queue, state, worker and attempts, and those that changed within ``recent``; at most
-        ``max_count`` jobs of each of ``stats.BUCKETS``."""
+        ``max_count`` jobs of each of ``stats.STATE_GROUPS``."""
 
     async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
         """Counts of jobs by the interval in which they ended, from the one of ``since_us`` on, in this order."""

@@ -147,7 +147,7 @@ class Harness:
     def private_store(self) -> AbstractContextManager[object]:
         """Inside, the application has the private store and the clock, before and after the harness is entered too."""
         self._activity = Activity()
-        self._transactions = CountedTransactions(self.app.open_store, self.app._reached)
+        self._transactions = CountedTransactions(self.app.open_store, self.app._await_or_block)
         others = {
             "clock": self.clock,
             "now": self.clock,

@@ -52,7 +52,7 @@ class TrackedTransactions(ExternalTransactions):
 
     def __init__(self, app: Holdfast, *, has_url: bool, run_jobs: RunJobs, is_inline: bool) -> None:
         """``has_url``: the test named the database. ``is_inline``: run the jobs of a session when it commits."""
-        super().__init__(app.open_store, app._reached)
+        super().__init__(app.open_store, app._await_or_block)
         self._app = app
         self._has_url = has_url
         self._run_jobs = run_jobs

@@ -69,7 +69,7 @@ async def read_limit_uses(store: Store, job: Job) -> tuple[LimitUse, ...]:
     buckets = split_partition(partition)
     weights = read_weights(assigned[1] if partition == assigned[0] else None, len(buckets))
     weight_of = dict(zip(buckets, weights, strict=True))
-    known = table.split_buckets(partition)
+    known = table.buckets_with_limits(partition)
     uses = await store.limits.bucket_use([bucket for bucket, _ in known])
     return tuple(
         [

@@ -460,7 +460,7 @@ class WithDeadline(Holdfast):
         self._making = threading.Lock()
         self._users = 0
         self._own_submitter = Submitter(self.open_store, lambda: self.settings, app.events, app.spans)
-        self.external_tx = ExternalTransactions(self.open_store, self._reached)
+        self.external_tx = ExternalTransactions(self.open_store, self._await_or_block)
         app.views.add(self)
 
     def __getattr__(self, name: str) -> Any:

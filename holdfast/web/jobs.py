@@ -61,7 +61,7 @@ _AT_ONCE = 50  # jobs read together
 _MAX_PAGE_SIZE = 4 * 1024 * 1024  # characters of payloads and results after which a page ends
 _PAGE_FOR = 0.5  # seconds after which a page ends with the jobs found so far
 _SEARCH_FOR = 0.1  # seconds after which a page ends if it goes through jobs that do not match
-_LOOK = 5.0  # seconds between reads of an awaited job: the most that a lost notification delays
+_POLL_SECONDS = 5.0  # seconds between reads of an awaited job: the most that a lost notification delays
 
 
 class JobDetails(JobDocument, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ async def _ended(call: RequestContext, job: Job, timeout: float) -> Job:
             left = deadline - clock.monotonic()
             if left <= 0:
                 break
-            notified = asyncio.ensure_future(store.queueing.wait([f"job:{job.id}"], timeout=min(left, _LOOK)))
+            notified = asyncio.ensure_future(store.queueing.wait([f"job:{job.id}"], timeout=min(left, _POLL_SECONDS)))
             try:
                 await wait_first(notified, ended)
             finally:

@@ -149,7 +149,7 @@ class RemoteWorkers:
         if not unfit:
             return endings
         jobs = [endings[index].job for index in unfit]
-        outcomes = await self._unfit.settle_unfit(jobs, list(unfit.values()), self.app.settings)
+        outcomes = await self._unfit.decide_unfit(jobs, list(unfit.values()), self.app.settings)
         changed = dict(zip(unfit, map(RemoteEnding, jobs, outcomes), strict=True))
         return [changed.get(index, each) for index, each in enumerate(endings)]
 

@@ -96,7 +96,7 @@ class UnfitJobs:
             return True
         return job.task != COMMAND and (outcome.reason is Reason.NO_HANDLER or _is_object(job.payload))
 
-    async def settle_unfit(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
+    async def decide_unfit(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
         """Returns the outcomes of the unfit jobs: released, or failed once ``defer_for`` has passed."""
         rows: Sequence[Job | None] = [None] * len(jobs)
         if any(_is_deferrable(failed, settings) for failed in failures):

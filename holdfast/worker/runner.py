@@ -183,7 +183,7 @@ class Runner:
             if context.has_steps:
                 ended = await context.final_outcome(ended)
             if type(ended) is Failed and UnfitJobs.is_unfit(ended, job):
-                [ended] = await self._unfit.settle_unfit([job], [ended], shared.settings)
+                [ended] = await self._unfit.decide_unfit([job], [ended], shared.settings)
             outcome = ended  # only once the store has answered: an interruption settles this outcome
             if type(outcome) is Failed and outcome.pause is not None:
                 outcome = await self._limits.pause_scope(job, outcome)

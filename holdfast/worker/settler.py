@@ -99,7 +99,7 @@ class Settler:
     # ── after the commit ──────────────────────────────────────────────────────────────────────────────────────
     def _handle_answers(self, batch: Sequence[TaskRun], answers: Sequence[Settled]) -> None:
         shared = self._shared
-        emit_success = shared.events.has_subscriber(JobSucceeded)
+        has_success_subscriber = shared.events.has_subscriber(JobSucceeded)
         succeeded: list[TaskRun] = []
         claimed, last_attempts = shared.claimed, 0
         for run, answer in zip(batch, answers, strict=True):
@@ -112,7 +112,7 @@ class Settler:
                 self._locked.pop(run.lease, None)
             if answer.accepted and answer.state is JobState.SUCCEEDED:
                 succeeded.append(run)
-                if emit_success:
+                if has_success_subscriber:
                     shared.emit_success(run)
             else:
                 self._emit_answer(run, answer)

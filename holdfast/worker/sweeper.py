@@ -18,11 +18,11 @@ from holdfast.worker.context import StoreBackoff, WorkerContext
 from holdfast.worker.reporting import emit_expired, emit_recovered
 
 _BATCH = 500
-_COUNTED = 5000  # ended jobs that one call adds to the history
+_COUNT_BATCH = 5000  # ended jobs that one call adds to the history
 _LONG_PARTS = 0.6  # share of the interval after which a sweep leaves the rest of its work to the next
 _PRUNE_EVERY = 60.0  # seconds
 _END_EXPIRED_EVERY = 4.0  # seconds between two searches for jobs that have expired, however often it sweeps
-_REFUSED = 1000  # limit of reported jobs that cannot be settled
+_MAX_REFUSED = 1000  # limit of reported jobs that cannot be settled
 
 
 class Sweeper:
@@ -136,7 +136,7 @@ class Sweeper:
 
     def _emit_refused(self, job: Job, error: HoldfastError) -> None:
         """Reports a job that cannot be settled, once: its corrupt row needs a manual repair."""
-        if job.id not in self._refused and len(self._refused) < _REFUSED:
+        if job.id not in self._refused and len(self._refused) < _MAX_REFUSED:
             self._refused.add(job.id)
             text = f"job {job.id}, whose lease ran out, cannot be settled: {error}"
             pause = self._shared.settings.sweep.total_seconds()
@@ -164,7 +164,7 @@ class Sweeper:
         now = self._shared.clock.monotonic()
         if now - self._counted_at < _PRUNE_EVERY:
             return 0
-        while await self._store.maintenance.count_ended(limit=_COUNTED):
+        while await self._store.maintenance.count_ended(limit=_COUNT_BATCH):
             if not await self._may_go_on():
                 return 0
         self._counted_at = now

@@ -24,7 +24,7 @@ from holdfast.stores.base import Store
 from holdfast.worker.context import StoreBackoff, WorkerContext
 
 _BATCH = 100  # schedules read at once
-_CANCELLED = 1000  # superseded jobs cancelled at once
+_CANCEL_BATCH = 1000  # superseded jobs cancelled at once
 
 
 class Ticker:
@@ -178,9 +178,9 @@ class Ticker:
 
     async def cancel_superseded(self) -> None:
         """Cancels jobs whose successor is stored. Those of a call that failed are tried again after the next read."""
-        while jobs := sorted(self._superseded)[:_CANCELLED]:
+        while jobs := sorted(self._superseded)[:_CANCEL_BATCH]:
             try:
-                await self._store.admin.cancel(jobs, limit=_CANCELLED)
+                await self._store.admin.cancel(jobs, limit=_CANCEL_BATCH)
             except HoldfastError as error:
                 pause = self._shared.settings.poll.total_seconds()
                 text = f"superseded jobs cannot be cancelled: {error}"

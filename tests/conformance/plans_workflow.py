@@ -43,7 +43,7 @@ CASES = [
     Case("settle_with_dependents", (BY_ID,), RUNNING),
     Case("unlocked", (BY_ID, "dependency_on(job_id, state)"), {"ids": ids(2)}),
     Case("prune_jobs", ("job_ended(state, ended_at)",), {"span": ROWS // 2}),
-    Case("unneeded", (BY_ID,), {"ids": ids(5)}),
+    Case("prunable", (BY_ID,), {"ids": ids(5)}),
     Case("delete_jobs", (BY_ID, "dependency_pkey(waiter)", "receiver_pkey(job_id)"), {"ids": ids(4, 10)}),
     Case("lock_children", (BY_ID,)),
     Case("batch", (BY_ID,), {"id": ids(4)[0]}),

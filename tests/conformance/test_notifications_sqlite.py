@@ -57,7 +57,7 @@ async def test_heartbeats_of_other_workers_cause_no_heartbeat(
 ) -> None:
     """Its wait polls the file, and ends for a commit that its next heartbeat would bring, without a datagram."""
     monkeypatch.setattr(notifications, "POLL_INTERVAL", 0.01)
-    monkeypatch.setattr(notifications.Wakes, "_tell_others", lambda *_: None)
+    monkeypatch.setattr(notifications.Wakes, "_notify_processes", lambda *_: None)
     ours, theirs = SQLiteStore(str(tmp_path / "jobs.db")), SQLiteStore(str(tmp_path / "jobs.db"))
     looked: asyncio.Queue[None] = asyncio.Queue()
     try:

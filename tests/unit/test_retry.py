@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import Invalid
-from holdfast.core.retry import CEILING, Retry
+from holdfast.core.retry import MAX_DELAY, Retry
 
-SECONDS = st.floats(0, CEILING.total_seconds())
+SECONDS = st.floats(0, MAX_DELAY.total_seconds())
 JITTERS = st.one_of(
     st.sampled_from(["none", "full"]),
     st.floats(0, 1000).map(lambda more: f"add:{more!r}"),
@@ -28,7 +28,7 @@ def formulas(draw: st.DrawFn, least_factor: float = 1e-300) -> Retry:
         base=base,
         factor=draw(st.floats(least_factor, 1000)),
         offset=draw(st.integers(-100, 100)),
-        cap=draw(st.none() | st.floats(base, CEILING.total_seconds())),
+        cap=draw(st.none() | st.floats(base, MAX_DELAY.total_seconds())),
         jitter=draw(JITTERS),
         priority=draw(PRIORITIES),
     )
@@ -105,7 +105,7 @@ def test_added_jitter_is_drawn_from_nothing_to_its_bound():
 @given(POLICIES, FAILURES, st.integers())
 def test_a_delay_is_within_its_bounds_and_the_ceiling(policy, failures, seed):
     least, most = policy.delay_bounds(failures)
-    assert timedelta(0) <= least <= policy.delay_after(failures, random.Random(seed)) <= most <= CEILING
+    assert timedelta(0) <= least <= policy.delay_after(failures, random.Random(seed)) <= most <= MAX_DELAY
 
 
 @given(formulas(least_factor=1.0), st.integers(2, 300))
@@ -124,8 +124,8 @@ def test_a_million_failures_neither_overflow_nor_take_long():
     rng = random.Random(1)
     for factor in (1e-300, 0.5, 1.0, 1.000001, 2, 1000):
         policy = Retry(factor=factor, cap=None, jitter="none")
-        assert timedelta(0) <= policy.delay_after(10**6, rng) <= CEILING
-    assert Retry(factor=2, cap=None, jitter="none").delay_after(10**6, rng) == CEILING
+        assert timedelta(0) <= policy.delay_after(10**6, rng) <= MAX_DELAY
+    assert Retry(factor=2, cap=None, jitter="none").delay_after(10**6, rng) == MAX_DELAY
 
 
 @given(POLICIES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import JobHandle
-from holdfast.core.alerts import keep_alerts
+from holdfast.core.alerts import encode_alerts
 from holdfast.core.errors import NotFound, QueueFull, Unavailable
 from holdfast.core.models import NewJob
 from holdfast.core.schedule import ALERTS_SCHEDULE, ScheduleChange
@@ -69,7 +69,7 @@ def test_record_of_alerts_is_no_schedule(api: Api) -> None:
         return await (await api.app.open_store()).schedules.read_schedules(ALERTS_SCHEDULE)
 
     async def write_record() -> None:
-        await (await api.app.open_store()).schedules.write_schedule(ScheduleChange(keep_alerts({}), 0))
+        await (await api.app.open_store()).schedules.write_schedule(ScheduleChange(encode_alerts({}), 0))
 
     async def refuse_changes() -> None:
         for change in (api.app.schedules.pause, api.app.schedules.resume, api.app.schedules.run):

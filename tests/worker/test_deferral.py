@@ -272,5 +272,5 @@ async def test_unreachable_store_keeps_the_beginning_of_the_deferral(
     monkeypatch.setattr(app, "open_store", away)
     job = Job("id", "t", "q", "{}", 1, 1, 5, 0, 0, 0, 0)
     failed = Failed(error="no", reason=Reason.NO_HANDLER, retryable=False)
-    outcomes = await UnfitJobs(app).settle_unfit([job], [failed], app.settings)
+    outcomes = await UnfitJobs(app).decide_unfit([job], [failed], app.settings)
     assert outcomes == [Released(None, timedelta(seconds=2), Reason.NO_HANDLER)]

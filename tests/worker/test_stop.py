@@ -318,7 +318,7 @@ async def test_unfit_job_is_given_back_if_the_worker_stops_while_its_row_is_read
     async def wait_for_ever(*_: object) -> None:
         await forever()
 
-    monkeypatch.setattr(UnfitJobs, "settle_unfit", wait_for_ever)
+    monkeypatch.setattr(UnfitJobs, "decide_unfit", wait_for_ever)
     async with harness(app, grace="0s") as harnessed:
         job = await app.enqueue("unknown", {}, max_attempts=1)
         hand = await harnessed.start()

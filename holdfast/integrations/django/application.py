@@ -190,10 +190,10 @@ class DjangoHoldfast(Holdfast):
             raise Conflict(f"transactions of {' and '.join(blocks)} are open: enqueue in one alone, or {remedy}")
         return AfterCommit(blocks[0]) if blocks else None
 
-    def run_blocking(self, call: Coroutine[Any, Any, T], *, here: bool = False) -> T:
+    def run_blocking(self, call: Coroutine[Any, Any, T], *, in_this_thread: bool = False) -> T:
         token = _is_blocking.set(True)
         try:
-            return super().run_blocking(call, here=here)
+            return super().run_blocking(call, in_this_thread=in_this_thread)
         finally:
             _is_blocking.reset(token)
 
@@ -206,7 +206,7 @@ class DjangoHoldfast(Holdfast):
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
         if isinstance(connection, OfThread):
             call = self._submitted_within(connection.connection, jobs)
-            return await sync_to_async(self.run_blocking)(call, here=True)
+            return await sync_to_async(self.run_blocking)(call, in_this_thread=True)
         if isinstance(connection, AfterCommit):
             callback = CommitCallback(self, jobs, connection.alias)
             self.callbacks.add(callback)

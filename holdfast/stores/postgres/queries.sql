@@ -806,7 +806,7 @@ where state >= 5 and (state, ended_at) >= (:state::smallint, 0::bigint)
   and not (reason is not distinct from 'dependency' and :state::smallint = 7 and holdfast.has_failed_dependency(id))
 order by state, ended_at limit :limit for update skip locked;
 
--- own: unneeded
+-- own: prunable
 -- The same once they are locked: a submission that waits for one of them may have been committed meanwhile.
 select id::text from holdfast.job where id = any(:ids::uuid[]) and not holdfast.is_needed(id);
 

@@ -120,7 +120,7 @@ class Settling:
         if prioritized:
             await self._settle_prioritized(prioritized, answers)
         if rest:
-            await self._settle_rest(rest, answers)
+            await self._record_rows(rest, await self._fetch_settled("settle_rest", rest), NOTHING_RESOLVED, answers)
 
     async def _settle_simple(self, worker: str | None, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         results = [text_or_none(each.result) for each in batch]
@@ -141,9 +141,6 @@ class Settling:
             answers[each.job_id] = Settled(each.job_id, each.claims, True, JobState.SUCCEEDED)
         freed_queues = await self._queues_with_room([row[1:] for row in rows]) if with_queues else set()
         self._notify({}, [each.job_id for each in batch], freed_queues=freed_queues)
-
-    async def _settle_rest(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
-        await self._record_rows(batch, await self._fetch_settled("settle_rest", batch), NOTHING_RESOLVED, answers)
 
     async def _settle_prioritized(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         ranks = [-each.priority for each in batch if each.priority is not None]

@@ -78,7 +78,7 @@ def durability(facts: ServerInfo, declared: str) -> Finding:
         return Finding("durability", "error", text, facts.durability_remedy("everysec"))
     if LEVELS.index(effective) < LEVELS.index(declared):
         return Finding("durability", "error", text, facts.durability_remedy("always"))
-    if "unknown" in facts.log.values():
+    if "unknown" in facts.persistence.values():
         remedy = "give the user the right +config|get: how it syncs its log is taken for granted"
         return Finding("durability", "warning", text, remedy)
     return Finding("durability", "ok", text)

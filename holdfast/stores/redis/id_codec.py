@@ -112,7 +112,7 @@ class UlidQueueing(ForwardingQueueing):
     async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         try:
             with _reading_refusals():
-                answers = await self._inner.submit([_written_job(job) for job in jobs])
+                answers = await self._inner.submit([_encode_job(job) for job in jobs])
         except (Conflict, Unavailable) as error:
             error.stored = [job_id and decode_id(job_id) for job_id in error.stored]
             raise
@@ -122,7 +122,7 @@ class UlidQueueing(ForwardingQueueing):
         if request.ids is not None:
             request = replace(request, ids=[encode_id(job_id) for job_id in request.ids])
         claim = await self._inner.claim(request)
-        return replace(claim, jobs=_read_jobs(claim.jobs), expired=tuple(_read_expired(claim.expired)))
+        return replace(claim, jobs=_decode_jobs(claim.jobs), expired=tuple(_decode_expired(claim.expired)))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
         answers = await self._inner.settle([replace(each, job_id=encode_id(each.job_id)) for each in settlements])
@@ -138,7 +138,7 @@ class UlidQueueing(ForwardingQueueing):
         return await self._inner.append_logs([replace(each, lease=_encode_lease(each.lease)) for each in records])
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        await self._inner.wait([_written_topic(topic) for topic in topics], timeout=timeout)
+        await self._inner.wait([_encode_topic(topic) for topic in topics], timeout=timeout)
 
 
 @contextmanager
@@ -147,12 +147,12 @@ def _reading_refusals() -> Iterator[None]:
     try:
         yield
     except Invalid as error:
-        raise _read_refusal(error) from None
+        raise _decode_refusal(error) from None
     except BatchEnded as error:
         raise BatchEnded(decode_id(error.batch_id)) from None
 
 
-def _read_refusal(error: Invalid) -> Invalid:
+def _decode_refusal(error: Invalid) -> Invalid:
     if error.field == "after":
         return missing_dependency(decode_id(str(error.value)))
     return missing_batch(decode_id(str(error.value))) if error.field == "batch" else error
@@ -162,12 +162,12 @@ def _encode_lease(lease: Lease) -> Lease:
     return Lease(encode_id(lease.job_id), lease.claims)
 
 
-def _written_job(job: NewJob) -> NewJob:
+def _encode_job(job: NewJob) -> NewJob:
     after = tuple(replace(each, job_id=encode_id(each.job_id)) for each in job.after)
-    return replace(job, id=encode_id(job.id), after=after, options=_written_options(job.options))
+    return replace(job, id=encode_id(job.id), after=after, options=_encode_options(job.options))
 
 
-def _written_options(options: Options | None) -> Options | None:
+def _encode_options(options: Options | None) -> Options | None:
     if options is None or options.batch is None:
         return options
     return replace(options, batch=encode_id(options.batch))
@@ -191,7 +191,7 @@ class UlidWorkflow(ForwardingWorkflow):
         return sent if sent.job_id is None else replace(sent, job_id=decode_id(sent.job_id))
 
     async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
-        written = [_written_job(child) for child in children]
+        written = [_encode_job(child) for child in children]
         with _reading_refusals():
             started = await self._inner.start_children(_encode_lease(lease), written, worker)
         return started and [replace(child, job_id=decode_id(child.job_id)) for child in started]
@@ -212,27 +212,27 @@ class UlidAdmin(ForwardingAdmin):
     """Changes by operators, with ids as ULIDs in Redis."""
 
     async def cancel(self, selection: Selection, *, limit: int = 1000) -> BulkResult:
-        return _read_operated(await self._inner.cancel(_written_selection(selection), limit=limit))
+        return _decode_operated(await self._inner.cancel(_encode_selection(selection), limit=limit))
 
     async def replay(self, selection: Selection, **options: Unpack[ReplayOptions]) -> BulkResult:
-        return _read_operated(await self._inner.replay(_written_selection(selection), **options))
+        return _decode_operated(await self._inner.replay(_encode_selection(selection), **options))
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
-        written = replace(changes, options=_written_options(changes.options))
-        return _read_operated(await self._inner.edit(encode_id(job_id), written))
+        written = replace(changes, options=_encode_options(changes.options))
+        return _decode_operated(await self._inner.edit(encode_id(job_id), written))
 
     async def delete(self, selection: Selection, *, limit: int = 1000, states: States = None) -> BulkResult:
-        return _read_operated(await self._inner.delete(_written_selection(selection), limit=limit, states=states))
+        return _decode_operated(await self._inner.delete(_encode_selection(selection), limit=limit, states=states))
 
 
 class UlidMaintenance(ForwardingMaintenance):
     """Maintenance, with ids as ULIDs in Redis."""
 
     async def expire_unstarted(self, *, limit: int) -> list[ExpiredJob]:
-        return _read_expired(await self._inner.expire_unstarted(limit=limit))
+        return _decode_expired(await self._inner.expire_unstarted(limit=limit))
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:
-        return _read_jobs(await self._inner.find_expired_leases(limit=limit))
+        return _decode_jobs(await self._inner.find_expired_leases(limit=limit))
 
 
 class UlidSchedules(ForwardingSchedules):
@@ -240,7 +240,7 @@ class UlidSchedules(ForwardingSchedules):
 
     async def write_schedule(self, change: ScheduleChange) -> int | None:
         with _reading_refusals():
-            return await self._inner.write_schedule(replace(change, jobs=[_written_job(job) for job in change.jobs]))
+            return await self._inner.write_schedule(replace(change, jobs=[_encode_job(job) for job in change.jobs]))
 
 
 class UlidQuery(ForwardingQuery):
@@ -248,32 +248,32 @@ class UlidQuery(ForwardingQuery):
 
     async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
         page = await self._inner.events(after, limit=limit, max_age=max_age)
-        return replace(page, events=[_read_event(each) for each in page.events])
+        return replace(page, events=[_decode_event(each) for each in page.events])
 
     async def get(self, job_id: str) -> Job | None:
         job = await self._inner.get(encode_id(job_id))
-        return job and _read_job(job)
+        return job and _decode_job(job)
 
     async def get_many(self, job_ids: Sequence[str]) -> list[Job | None]:
         jobs = await self._inner.get_many([encode_id(job_id) for job_id in job_ids])
-        return [job and _read_job(job) for job in jobs]
+        return [job and _decode_job(job) for job in jobs]
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
         jobs = await self._inner.summaries([encode_id(job_id) for job_id in job_ids])
-        return [job and _read_job(job) for job in jobs]
+        return [job and _decode_job(job) for job in jobs]
 
     async def by_key(self, key: str) -> Job | None:
         job = await self._inner.by_key(key)
-        return job and _read_job(job)
+        return job and _decode_job(job)
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        return [job and _read_job(job) for job in await self._inner.by_keys(keys)]
+        return [job and _decode_job(job) for job in await self._inner.by_keys(keys)]
 
     async def find(
         self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None
     ) -> Page:
         page = await self._inner.find(where, limit=limit, cursor=cursor, seconds=seconds)
-        return Page(jobs=_read_jobs(page.jobs), cursor=page.cursor)
+        return Page(jobs=_decode_jobs(page.jobs), cursor=page.cursor)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
         return await self._inner.attempts(encode_id(job_id))
@@ -285,42 +285,42 @@ class UlidQuery(ForwardingQuery):
         return await self._inner.logs(encode_id(job_id), limit=limit, cursor=cursor)
 
 
-def _read_job(job: Job) -> Job:
+def _decode_job(job: Job) -> Job:
     if job.options is not None and job.options.batch is not None:
         job = replace(job, options=replace(job.options, batch=decode_id(job.options.batch)))
-    return replace(job, id=decode_id(job.id), error=_read_error(job.reason, job.error))
+    return replace(job, id=decode_id(job.id), error=_decode_error(job.reason, job.error))
 
 
-def _read_jobs(jobs: Iterable[Job]) -> list[Job]:
-    return [_read_job(job) for job in jobs]
+def _decode_jobs(jobs: Iterable[Job]) -> list[Job]:
+    return [_decode_job(job) for job in jobs]
 
 
-def _read_expired(expired: Iterable[ExpiredJob]) -> list[ExpiredJob]:
+def _decode_expired(expired: Iterable[ExpiredJob]) -> list[ExpiredJob]:
     return [replace(job, job_id=decode_id(job.job_id)) for job in expired]
 
 
-def _read_event(event: JobEvent) -> JobEvent:
-    return replace(event, job_id=decode_id(event.job_id), error=_read_error(event.reason, event.error))
+def _decode_event(event: JobEvent) -> JobEvent:
+    return replace(event, job_id=decode_id(event.job_id), error=_decode_error(event.reason, event.error))
 
 
 _FAILED_DEPENDENCY = re.compile(describe_failed_dependency("(.+)", "(.+)"))
 
 
-def _read_error(reason: str | None, error: str | None) -> str | None:
+def _decode_error(reason: str | None, error: str | None) -> str | None:
     """The text of a failed dependency with the id as a UUID."""
     match = None if reason != Reason.DEPENDENCY else _FAILED_DEPENDENCY.fullmatch(error or "")
     return error if match is None else describe_failed_dependency(decode_id(match[1]), match[2])
 
 
-def _read_operated(operated: BulkResult) -> BulkResult:
+def _decode_operated(operated: BulkResult) -> BulkResult:
     changed = [(decode_id(job_id), state) for job_id, state in operated.changed]
     refused = [(decode_id(job_id), state) for job_id, state in operated.refused]
     return BulkResult(changed=changed, refused=refused, more=operated.more)
 
 
-def _written_selection(selection: Selection) -> Selection:
+def _encode_selection(selection: Selection) -> Selection:
     return selection if isinstance(selection, JobFilter) else [encode_id(job_id) for job_id in selection]
 
 
-def _written_topic(topic: str) -> str:
+def _encode_topic(topic: str) -> str:
     return f"job:{encode_id(topic.removeprefix('job:'))}" if topic.startswith("job:") else topic

@@ -20,7 +20,7 @@ class ServerInfo(NamedTuple):
     version: tuple[int, ...]
     durability: str
     """One of LEVELS."""
-    log: Mapping[str, str]
+    persistence: Mapping[str, str]
     """The settings that make it so; ``unknown`` where they are hidden."""
     policy: str
     """``maxmemory-policy``; "" where it is hidden."""
@@ -29,21 +29,22 @@ class ServerInfo(NamedTuple):
     @property
     def settings(self) -> str:
         """Returns the relevant settings as text."""
-        shown = list(self.log) if self.log[_SPARED] == "yes" else [_APPENDS, _SYNCS]
-        return " ".join(f"{name}={self.log[name]}" for name in (shown if self.log[_APPENDS] == "yes" else shown[:1]))
+        known = self.persistence
+        shown = list(known) if known[_NO_SYNC] == "yes" else [_APPENDS, _SYNCS]
+        return " ".join(f"{name}={known[name]}" for name in (shown if known[_APPENDS] == "yes" else shown[:1]))
 
     def durability_remedy(self, level: str) -> str:
         """Returns the server settings that this level needs."""
         wanted = {_APPENDS: "yes"}
-        if level == "always" or self.log[_SYNCS] == "no":
+        if level == "always" or self.persistence[_SYNCS] == "no":
             wanted[_SYNCS] = level if level == "always" else "everysec"
-        if self.log[_SPARED] == "yes":
-            wanted[_SPARED] = "no"
-        wrong = [f"{name} {value}" for name, value in wanted.items() if self.log[name] != value]
+        if self.persistence[_NO_SYNC] == "yes":
+            wanted[_NO_SYNC] = "no"
+        wrong = [f"{name} {value}" for name, value in wanted.items() if self.persistence[name] != value]
         return f"config set {' and '.join(wrong)}"
 
 
-_APPENDS, _SYNCS, _SPARED = "appendonly", "appendfsync", "no-appendfsync-on-rewrite"
+_APPENDS, _SYNCS, _NO_SYNC = "appendonly", "appendfsync", "no-appendfsync-on-rewrite"
 
 
 def may_evict(policy: str) -> bool:
@@ -57,7 +58,7 @@ async def read_server_info(pool: NamespacePool) -> ServerInfo:
     settings = await _settings(pool)
     name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info.get('redis_version')}"
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:3] if part.isdigit())
-    log = {name: settings.get(name, "unknown") for name in (_APPENDS, _SYNCS, _SPARED)}
+    log = {name: settings.get(name, "unknown") for name in (_APPENDS, _SYNCS, _NO_SYNC)}
     if log[_APPENDS] == "unknown":
         log[_APPENDS] = "yes" if info.get("aof_enabled") == "1" else "no"
     policy = settings.get("maxmemory-policy", info.get("maxmemory_policy", ""))
@@ -65,14 +66,14 @@ async def read_server_info(pool: NamespacePool) -> ServerInfo:
 
 
 def _level(log: Mapping[str, str]) -> str:
-    if log[_APPENDS] != "yes" or log[_SYNCS] == "no" or log[_SPARED] == "yes":  # in a rewrite nothing is synced then
+    if log[_APPENDS] != "yes" or log[_SYNCS] == "no" or log[_NO_SYNC] == "yes":  # in a rewrite nothing is synced then
         return "none"
     return "always" if log[_SYNCS] == "always" else "everysec"
 
 
 async def _settings(pool: NamespacePool) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name in (_APPENDS, _SYNCS, _SPARED, "maxmemory-policy"):
+    for name in (_APPENDS, _SYNCS, _NO_SYNC, "maxmemory-policy"):
         try:
             reply = await pool.run_command("CONFIG", "GET", name)
         except ConfigError:  # it is forbidden, or renamed

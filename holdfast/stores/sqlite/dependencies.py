@@ -130,7 +130,7 @@ def add_dependencies(
     conditions: dict[str, str] = {}
     for each in job.after:
         conditions.setdefault(answered.get(each.job_id, each.job_id), each.on)
-    rows = yield Statement(statements["mark_dependencies"], (as_json(conditions),))
+    rows = yield Statement(statements["mark_depended_on"], (as_json(conditions),))
     states = {job_id: STATES[code] for job_id, code, _ in rows}
     failing = {job_id for job_id, _, is_failing in rows if is_failing}
     edge_states = {job_id: _edge_state(on, states.get(job_id), job_id in failing) for job_id, on in conditions.items()}
@@ -170,7 +170,7 @@ def add_members(
     if not added:
         return Resolution()
     yield Statement(statements["add_member_count"], (batch_id, len(added)))
-    rows = yield Statement(statements["mark_dependencies"], (as_json(added),))
+    rows = yield Statement(statements["mark_depended_on"], (as_json(added),))
     # A job that was deleted, and whose key is still there, counts as one that has succeeded.
     states = dict.fromkeys(added, JobState.SUCCEEDED) | {job_id: STATES[code] for job_id, code, _ in rows}
     ended = [(job_id, state) for job_id, state in states.items() if state in TERMINAL]
@@ -185,11 +185,11 @@ def wait_for_children(
     A child may be the job itself, whose key it has: that is no dependency.
     """
     seq, job_id = parent
-    rows = yield Statement(statements["mark_dependencies"], (as_json(children),))
+    rows = yield Statement(statements["mark_depended_on"], (as_json(children),))
     states = {child: STATES[code] for child, code, _ in rows}
     others = {child: state for child, state in states.items() if child != job_id}
     edges = as_json((child, Condition.END, _edge_state(Condition.END, state)) for child, state in others.items())
-    yield Statement(statements["begin_wait"], (seq,))
+    yield Statement(statements["close_open_children"], (seq,))
     yield Statement(statements["add_dependencies"], (job_id, edges, 1))
     yield Statement(statements["detach_receiver"], (seq,))
     yield Statement(statements["set_waits"], (seq, sum(state not in TERMINAL for state in others.values())))

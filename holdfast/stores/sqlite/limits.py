@@ -319,7 +319,7 @@ class _StartTags:
         self._max_jobs = max_jobs
         self._closed = closed  # buckets, as they are when a page is read
         self._jobs: dict[str, Iterator[tuple[int, str | None]]] = {}
-        self._moved: dict[str, int] = {}
+        self._new_start_tags: dict[str, int] = {}
         self._numbers = itertools.count()
         self._start_tag = virtual_time  # of the partition taken out last
 
@@ -358,7 +358,7 @@ class _StartTags:
             return rows
         if rows:
             self._virtual_time = max(self._virtual_time, start_tag - step)
-            self._moved[partition] = start_tag
+            self._new_start_tags[partition] = start_tag
         if blocked_until is not None and blocked_until != KEEPS_START_TAG:
             self._block_partition(partition, start_tag, blocked_until)
         return rows
@@ -401,7 +401,7 @@ class _StartTags:
 
     def _block_partition(self, partition: str, start_tag: int, until: int) -> None:
         """Leaves a partition alone until an instant."""
-        self._moved.pop(partition, None)
+        self._new_start_tags.pop(partition, None)
         self._connection.execute(self._sql["move_partition"], (self._queue, partition, start_tag, until))
 
     def _drop_partition(self, partition: str, start_tag: int) -> None:
@@ -410,11 +410,11 @@ class _StartTags:
         Forgotten sooner, a key whose jobs come one by one would go first each time.
         """
         self._virtual_time = max(self._virtual_time, start_tag)
-        self._moved.pop(partition, None)
+        self._new_start_tags.pop(partition, None)
         self._connection.execute(self._sql["drop_partition"], (self._queue, partition))
 
     def save_changes(self) -> None:
         """Writes the new start tags."""
-        moved = [(self._queue, partition, start_tag, None) for partition, start_tag in self._moved.items()]
+        moved = [(self._queue, partition, start_tag, None) for partition, start_tag in self._new_start_tags.items()]
         self._connection.executemany(self._sql["move_partition"], moved)
         self._connection.execute(self._sql["set_virtual_time"], (self._queue, self._virtual_time))

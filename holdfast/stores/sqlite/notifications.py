@@ -33,13 +33,13 @@ _MAX_DATAGRAM = 8192  # bytes of a datagram; more ended jobs than fit are sent a
 class _Waiter(Waiter):
     """A waiter that looks at the file, too."""
 
-    __slots__ = ("has_news", "lasting", "version")
+    __slots__ = ("has_news", "is_repeated", "version")
 
     def __init__(self, topics: Sequence[str], wake: Callable[[], object], has_news: Check) -> None:
         super().__init__(frozenset(topics), wake)
         self.has_news = has_news
         self.version = -1  # data_version when it last looked
-        self.lasting = not any(topic.startswith("job:") for topic in topics)  # the same wait comes again and again
+        self.is_repeated = not any(topic.startswith("job:") for topic in topics)  # the same wait comes again and again
 
 
 class Wakes:
@@ -68,7 +68,7 @@ class Wakes:
                 self._missed.buffer_topics(topics)
         for waiter in matching:
             waiter.wake()
-        self._tell_others(topics)
+        self._notify_processes(topics)
 
     def has_end_waiters(self) -> bool:
         """Returns True if any waiter, here or in another process, awaits the ending of some job."""
@@ -80,7 +80,7 @@ class Wakes:
     def _is_end_awaited(self) -> bool:
         return any(topic.startswith("job:") for waiter in self._waiters for topic in waiter.topics)
 
-    def _tell_others(self, topics: set[str]) -> None:
+    def _notify_processes(self, topics: set[str]) -> None:
         listening = self._listening()
         if not listening:
             return
@@ -140,7 +140,7 @@ class Wakes:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left, POLL_INTERVAL)):
                         await notified.wait()
-                if not notified.is_set() and self._moved(waiter):
+                if not notified.is_set() and self._data_changed(waiter):
                     return
         finally:
             for sock in listening:
@@ -161,7 +161,7 @@ class Wakes:
             deadline = time.monotonic() + timeout
             while (left := deadline - time.monotonic()) > 0:
                 readable = {number for number, _ in poll.poll(min(left, POLL_INTERVAL) * 1000)}
-                if receiver.fileno() in readable or self._moved(waiter):
+                if receiver.fileno() in readable or self._data_changed(waiter):
                     return
                 for sock in listening:
                     if sock.fileno() in readable:
@@ -211,13 +211,13 @@ class Wakes:
         with self._lock:
             missed = self._missed.take(waiter)
         # A wait for the same topics begins where the last one ended: no commit between the two goes unnoticed.
-        waiter.version = self._seen.get(waiter.topics, -1) if waiter.lasting else self._version()
-        return self._moved(waiter) or missed
+        waiter.version = self._seen.get(waiter.topics, -1) if waiter.is_repeated else self._version()
+        return self._data_changed(waiter) or missed
 
-    def _moved(self, waiter: _Waiter) -> bool:
+    def _data_changed(self, waiter: _Waiter) -> bool:
         """Returns True if another connection has committed what concerns this waiter since it last looked."""
         before, waiter.version = waiter.version, self._version()
-        if waiter.lasting:
+        if waiter.is_repeated:
             self._seen[waiter.topics] = waiter.version
         return waiter.version != before and waiter.has_news()
 

@@ -376,7 +376,7 @@ select name, number, by_handler, claims, ended_at, result
 from holdfast_step where job_seq = (select seq from holdfast_job where id = :id) order by number, name;
 
 -- ── what jobs wait for ──────────────────────────────────────────────────────────────────────────────────────────────
--- own: mark_dependencies
+-- own: mark_depended_on
 -- From now on each end of these jobs looks for dependencies on them. Says also which are batches that will not succeed.
 update holdfast_job set has_dependents = 1 where id in (select value from json_each(?1))
 returning id, state, coalesce(failed, 0) > 0;
@@ -415,7 +415,7 @@ insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
 select j.seq, d.value ->> 0, d.value ->> 1, d.value ->> 2, ?3 from holdfast_job j cross join json_each(?2) d where j.id = ?1
 on conflict do update set condition = excluded.condition, state = excluded.state, is_child = excluded.is_child;
 
--- own: begin_wait
+-- own: close_open_children
 -- A job waits for something else: the children of its earlier wait count as met.
 update holdfast_dependency set state = 1 where waiter = ? and is_child and state = 0;
 
@@ -629,7 +629,7 @@ on conflict (id) do update set
     seen_at = excluded.seen_at, alive_until = excluded.alive_until
 returning command;
 
--- own: any_called
+-- own: any_worker_has_message
 select exists (select 1 from holdfast_worker where command <> 'none' and id in (select value from json_each(:workers)))
     or exists (select 1 from holdfast_job where cancelling = 1 and worker in (select value from json_each(:workers)));
 
@@ -640,7 +640,7 @@ delete from holdfast_worker where id = :worker;
 select -- include: shown
 from holdfast_job j where j.state = 2 and j.lease_until <= :now order by j.lease_until limit :limit;
 
--- fragment: unneeded
+-- fragment: prunable
 -- No job that has not ended waits or waited for it, and no replay of a failed job brings it back.
 not (has_dependents and exists (
     select 1 from holdfast_dependency d cross join holdfast_job w on w.seq = d.waiter
@@ -651,13 +651,13 @@ and not (reason is 'dependency' and :state = 7 and exists (
 
 -- own: find_prunable
 select seq from holdfast_job
-where state >= 5 and state = :state and ended_at <= :before and -- include: unneeded
+where state >= 5 and state = :state and ended_at <= :before and -- include: prunable
 order by ended_at limit :limit;
 
 -- name: prune_jobs
 -- Those of the found that may still go, now that no other program writes.
 select seq, id, has_key from holdfast_job
-where seq in (select value from json_each(:seqs)) and +state = :state and ended_at <= :before and -- include: unneeded
+where seq in (select value from json_each(:seqs)) and +state = :state and ended_at <= :before and -- include: prunable
 order by ended_at;
 
 -- name: delete_jobs

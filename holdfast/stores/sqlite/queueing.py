@@ -21,7 +21,7 @@ from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, span_
 from holdfast.stores.sqlite.limits import LimitedClaim, LimitedFamily
 from holdfast.stores.sqlite.maintenance import end_expired, resolve_in, submit_in
 from holdfast.stores.sqlite.query import Reads
-from holdfast.stores.sqlite.submission import extra_rows, has_relations, insert_rows, is_one_row
+from holdfast.stores.sqlite.submission import extra_rows, insert_rows, is_one_row, must_be_stored_alone
 from holdfast.stores.sqlite.writer import Transaction
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class SqliteQueueing(LimitedFamily):
         if len(jobs) == 1 and is_one_row(jobs[0]):
             return [self._insert_one(transaction, jobs[0])]
         others = [job for job in jobs if not is_one_row(job)]
-        if not any(map(has_relations, others)) and self._insert_all(transaction, jobs, others):
+        if not any(map(must_be_stored_alone, others)) and self._insert_all(transaction, jobs, others):
             answers = [Submitted(job.id, True, stored_at_us=transaction.now_us) for job in jobs]
         else:
             answers = submit_in(transaction, self._sql, jobs)
@@ -386,7 +386,7 @@ class SqliteQueueing(LimitedFamily):
 
         def has_news() -> bool:  # a heartbeat that each commit caused would cause one of each other worker
             return not all(topic.startswith("worker:") for topic in topics) or search(
-                lambda reader: bool(read_value(reader, self._sql["any_called"], {"workers": workers}))
+                lambda reader: bool(read_value(reader, self._sql["any_worker_has_message"], {"workers": workers}))
             )
 
         if running_loop() is None:

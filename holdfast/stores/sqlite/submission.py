@@ -195,10 +195,10 @@ def is_one_row(job: NewJob) -> bool:
     if job.partition is not None or len(job.payload) > INLINE_PAYLOAD:
         return False
     return not job.has_extras or not (
-        has_relations(job) or job.expires or (job.options is not None and job.options.tags)
+        must_be_stored_alone(job) or job.expires or (job.options is not None and job.options.tags)
     )
 
 
-def has_relations(job: NewJob) -> bool:
+def must_be_stored_alone(job: NewJob) -> bool:
     """Returns True for a job to be stored alone: another one may have its key, or wait for it."""
     return job.key is not None or job.unique is not None or job.has_relations

@@ -61,7 +61,7 @@ class HistoryCharts:
 def _draw_history(history: History, span: str, allows: Callable[[str], bool]) -> dict[str, Any]:
     """Returns the bars of the chart, from the bottom, and its sentence, for some queues."""
     points = history.to_points(allows)
-    highest = max((_total(point) for point in points), default=0)
+    highest = max((point.succeeded + point.cancelled + point.dead for point in points), default=0)
     bars = [bar for place, point in enumerate(points) for bar in _bars(place, point, highest)] if highest else []
     return {
         "span": span,
@@ -70,10 +70,6 @@ def _draw_history(history: History, span: str, allows: Callable[[str], bool]) ->
         "since": format_timestamp(points[0].start_us) if points else None,
         "text": _describe(points, SPANS[span], history.interval.value, highest),
     }
-
-
-def _total(point: HistoryPoint) -> int:
-    return point.succeeded + point.cancelled + point.dead
 
 
 def _bars(place: int, point: HistoryPoint, highest: int) -> list[dict[str, Any]]:

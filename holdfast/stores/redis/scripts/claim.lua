@@ -217,7 +217,7 @@ local function claim_quarantined(queue)
 end
 
 -- A job that may be claimed; nil to drop its id; "suspect" to skip it; "last" to leave it and all behind it.
-local function claimable(id, queue, list)
+local function take_or_place(id, queue, list)
     if has_tombstones and transitions().clear_tombstone(list, id) then
         return nil
     end
@@ -301,7 +301,7 @@ local function claim_priority(queue, priority, free_slots)
             if not has_tombstones and not may_hold_expired and claim_if_new(id) then
                 free_slots = free_slots - 1
             else
-                local job = claimable(id, queue, list)
+                local job = take_or_place(id, queue, list)
                 if job == 'suspect' then
                     skipped_ids[#skipped_ids + 1] = id
                 elseif job == 'last' then

@@ -25,6 +25,7 @@ from holdfast.core.errors import ConfigError, ForkedConnection, HoldfastError, S
 from holdfast.core.models import Finding, JobFilter, JobState
 from holdfast.stores import open_store
 from holdfast.stores.base import Store
+from holdfast.stores.sqlite import connection as connections
 from holdfast.stores.sqlite import health, writer
 from holdfast.stores.sqlite.store import SQLiteStore
 from tests.conformance.support import Opener, new_job, put, state_of, take_ids
@@ -66,6 +67,20 @@ async def test_another_programs_database_is_refused_and_not_touched(opener: Open
 
     assert str(file) in message
     assert file.read_bytes() == before
+
+
+async def test_first_opening_inside_an_own_transaction_says_what_to_do(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opener = Opener(f"sqlite:///{tmp_path}/new.db", clock)
+    monkeypatch.setattr(connections, "BUSY_SECONDS", 0.05)
+    with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as own:
+        own.executescript("create table orders (id integer primary key); begin; insert into orders values (1)")
+
+        assert "open the application, before it" in await refused(opener, Unavailable)
+
+        own.execute("commit")
+        await (await opener()).close()
 
 
 async def test_a_file_made_by_a_newer_holdfast_is_refused(opener: Opener, file: Path) -> None:

@@ -37,7 +37,7 @@ def connect(path: str) -> sqlite3.Connection:
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
     )
     try:
-        _enter_wal(connection)
+        _enter_wal(connection, path)
         for pragma in (
             "synchronous=full",
             "fullfsync=on",  # on macOS fsync alone leaves data in the disk's cache; no effect elsewhere
@@ -64,15 +64,18 @@ def bare_connection(
     return connection
 
 
-def _enter_wal(connection: sqlite3.Connection) -> None:
+def _enter_wal(connection: sqlite3.Connection, path: str) -> None:
     """A new file is turned to WAL under all its locks, and SQLite does not wait for them: so we do."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             connection.execute("pragma journal_mode=wal").fetchall()
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 raise
+            if time.monotonic() > deadline:
+                text = f"{path} cannot be made ready for jobs while a transaction is open on it, maybe your own"
+                raise Unavailable(f"{text}; run `holdfast migrate`, or open the application, before it") from error
             time.sleep(_PAUSE)
         else:
             return

@@ -19,7 +19,7 @@ from holdfast.worker.reporting import emit_expired, emit_recovered
 
 _BATCH = 500
 _COUNT_BATCH = 5000  # ended jobs that one call adds to the history
-_LONG_PARTS = 0.6  # share of the interval after which a sweep leaves the rest of its work to the next
+_LONG_PART = 0.3  # share of the interval after which a part of a sweep leaves the rest of its work to the next
 _PRUNE_EVERY = 60.0  # seconds
 _END_EXPIRED_EVERY = 4.0  # seconds between two searches for jobs that have expired, however often it sweeps
 _MAX_REFUSED = 1000  # limit of reported jobs that cannot be settled
@@ -41,8 +41,8 @@ class Sweeper:
         """Sweep every interval, or up to a fifth earlier, so that many workers do not sweep at once. A long sweep
         shortens the pause after it: expired leases do not wait for the rest of its work."""
         shared = self._shared
-        interval = shared.settings.sweep.total_seconds()
         while True:
+            interval = shared.settings.sweep.total_seconds()
             spent = shared.clock.monotonic() - self._began
             await shared.clock.sleep(max(interval * shared.rng.uniform(0.8, 1.0) - spent, interval * 0.2))
             self._began = shared.clock.monotonic()
@@ -154,7 +154,7 @@ class Sweeper:
             pruned += batch
             if batch < _BATCH:
                 break
-            if not await self._may_go_on():
+            if not await self._may_go_on(now):
                 self._pruned_at = now - _PRUNE_EVERY  # the next sweep goes on
                 break
         return pruned
@@ -165,16 +165,16 @@ class Sweeper:
         if now - self._counted_at < _PRUNE_EVERY:
             return 0
         while await self._store.maintenance.count_ended(limit=_COUNT_BATCH):
-            if not await self._may_go_on():
+            if not await self._may_go_on(now):
                 return 0
         self._counted_at = now
         return 0
 
-    async def _may_go_on(self) -> bool:
-        """Lets other writers go first. Returns False if the rest is for the next sweep."""
+    async def _may_go_on(self, began: float) -> bool:
+        """Lets other writers go first. Returns False if the rest of a part is for the next sweep."""
         clock, interval = self._shared.clock, self._shared.settings.sweep.total_seconds()
         await clock.sleep(0.01)
-        return clock.monotonic() < self._began + interval * _LONG_PARTS
+        return clock.monotonic() < began + interval * _LONG_PART
 
     def retention_by_state(self) -> dict[str, timedelta]:
         """Returns the retention of ended jobs by state, without states kept for ever."""

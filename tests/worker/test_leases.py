@@ -197,6 +197,48 @@ async def test_job_of_a_dead_worker_is_found_in_time_while_very_much_is_pruned(
         assert len(pruned) > 15, "each takes half a second, and half a second of pause: sweeps go on with the rest"
 
 
+async def test_sweeps_follow_the_setting(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeps: list[float] = []
+
+    async def reannounce(maintenance: ForwardingMaintenance) -> int:
+        sweeps.append(harnessed.clock.monotonic())
+        return 0
+
+    monkeypatch.setattr(ForwardingMaintenance, "reannounce", reannounce)
+    async with harness(app, sweep="60s") as harnessed:
+        shared = (await harnessed.start()).worker.shared
+        shared.apply_settings(shared.settings.replace_values(sweep="2s"))
+        await harnessed.advance(60)
+        sweeps.clear()
+        for _ in range(20):
+            await harnessed.advance(1)
+        assert 10 <= len(sweeps) <= 13
+
+
+async def test_pruning_has_its_time_beside_a_slow_part_of_a_sweep(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Recorder(app)
+
+    async def prune(maintenance: ForwardingMaintenance, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
+        return limit
+
+    async def reannounce(maintenance: ForwardingMaintenance) -> int:
+        await harnessed.clock.sleep(4)
+        return 0
+
+    monkeypatch.setattr(ForwardingMaintenance, "prune", prune)
+    monkeypatch.setattr(ForwardingMaintenance, "reannounce", reannounce)
+    async with harness(app, sweep="5s") as harnessed:
+        await harnessed.start()
+        await harnessed.advance(60)
+        for _ in range(40):
+            await harnessed.advance(0.5)
+        pruned = [event.pruned for event in events.of(SweepComplete) if event.pruned]
+        assert pruned
+        assert min(pruned) > 10_000, "in 1.5 s, with pauses of 10 ms"
+
+
 async def test_job_that_loses_every_lease_ends_dead(app: Holdfast) -> None:
     events = Recorder(app)
 

@@ -33,7 +33,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("get_status", "is_finished", "is_failed", "is_queued", "is_started"), _SEE_STATE),
     "info": "to see how far it is: (await app.saved_values(handle.id)).progress; its result: await handle.result()",
     "revoke": "to cancel the job: await handle.cancel(), or handle.sync.cancel()",
-    "meta": "to read what was submitted with it: (await handle.job()).options.metadata",
+    "meta": "to read what was submitted with it: (await handle.job()).options_or_default.metadata",
     "requeue": "to run the job again: await handle.replay(), or handle.sync.replay()",
     "forget": "leave it out: a result is kept as long as its job",
 }

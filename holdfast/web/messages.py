@@ -291,8 +291,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         list[str | None] | UnsetType,
         Meta(
             description="There where a batch was refused after it was stored, or a part of it: the ids of the jobs it "
-            "stored, in its order, null for those it did not store. Send those again, after a conflict under other "
-            "keys, and none of the others."
+            "stored, in its order, null for those it did not store. Send those again, once the conflict that `detail` "
+            "names is mended, and none of the others."
         ),
     ] = UNSET
 

@@ -102,6 +102,7 @@ SETTINGS = [
     (["--url", "redis://h/0?namespce=shop"], "url: namespce is no parameter of a connection; did you mean namespace?"),
     (["--url", "redis://h/0?max_connections=20"], "url: max_connections is no parameter"),
     (["--url", "redis://h/0?retry=3"], "url: retry is no parameter"),
+    (["--url", "unix:///x.sock?socket_keepalive=1"], "url: socket_keepalive is for TCP; remove it"),
     (["--url", "redis://h/0?socket_timout=3"], "did you mean socket_timeout?"),
     (["--url", "redis://h/0?ssl_cert_reqs=none"], "url: ssl_cert_reqs needs TLS; write the URL as rediss://"),
     (["--url", "rediss://h/0?ssl_cert_reqs=maybe"], "url: Invalid SSL Certificate Requirements Flag: maybe"),

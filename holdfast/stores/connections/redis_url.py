@@ -17,11 +17,11 @@ from holdfast.core.validation import did_you_mean
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PARAMETERS = (
-    *("client_name", "db", "health_check_interval", "protocol", "username"),
+    *("client_name", "db", "health_check_interval", "protocol", "retry_on_timeout", "username"),
     *("socket_connect_timeout", "socket_keepalive", "socket_timeout"),
     *(name for name in inspect.signature(driver.SSLConnection).parameters if name.startswith("ssl_")),
 )
-"""Those of the driver that a text can give; others are objects, or change what it answers."""
+"""Parameters of the driver's connections; others are objects, or change what it answers."""
 _PORT, _SENTINEL_PORT = 6379, 26379
 
 
@@ -63,6 +63,8 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
             )
         if name.startswith("ssl_") and scheme != "rediss":
             raise ConfigError(f"{field}: {name} needs TLS; write the URL as rediss://")
+        if name == "socket_keepalive" and scheme == "unix":
+            raise ConfigError(f"{field}: {name} is for TCP; remove it")
     user, at, places = parts.netloc.rpartition("@")
     hosts = _hosts(field, places, _SENTINEL_PORT if kind == "sentinel" else _PORT)
     path, service = parts.path, ""

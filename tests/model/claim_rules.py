@@ -46,7 +46,8 @@ class ClaimRules(Machine):
             assert ids or not max_must_start or not suspected
         assert claim.quarantined == bool(quarantined)
         overdue = {job.new.id for job in self.model.overdue(self.clock())}
-        ended_meanwhile = [timedelta(0)] if claim.expired else []  # one that was due, too
+        # One that was due, too: a transport looks again a little later, as if others had locked it.
+        ended_meanwhile = [timedelta(0), timedelta(seconds=0.2)] if claim.expired else []
         assert claim.next_due in (self.next_due([queue]), self.next_due([queue], overdue), *ended_meanwhile)
 
     @rule(

@@ -59,7 +59,7 @@ class QueueDepths:
             of_key = "" if value is None else f" for {value}"
             too_many = f" and {wanted[name]} are too many" if counts[name] < most[name] else ""
             later = "try again later" if wanted[name] <= most[name] else f"submit at most {most[name]:,} at once"
-            raise QueueFull(f"{full}{of_key}: {counts[name]:,} of {most[name]:,} jobs wait{too_many}; {later}")
+            raise QueueFull(f"{full}{of_key}: {counts[name]:,} of {most[name]:,} jobs wait{too_many}; {later}", name)
         self._passed.update(wanted)
         self._pending.update(wanted)
         self._counts |= {name: self._counts[name] + wanted[name] for name in wanted if name in self._counts}

@@ -161,11 +161,18 @@ class StoreReplaced(Unavailable):
 
 
 class QueueFull(HoldfastError):
-    """A limit allows no more unstarted jobs. Nothing was stored; trying again later is right."""
+    """A limit allows no more unstarted jobs. Nothing was stored; trying again later is right.
+
+    ``bounded``: what is full, as `LimitTable.find_depths` names it.
+    """
 
     exit_code = 75
     http_status = 429
     code = "queue_full"
+
+    def __init__(self, message: str, bounded: str = "") -> None:
+        super().__init__(message)
+        self.bounded = bounded
 
 
 class RateLimited(HoldfastError):

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from holdfast.app import Holdfast
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, QueueFull, Unavailable
 from holdfast.core.fault_points import fault_point
+from holdfast.core.limits import LimitTable
 from holdfast.core.models import NewJob
 from holdfast.core.validation import did_you_mean, mask_url
 
@@ -139,7 +140,8 @@ class Importer:
         self._dry_run = dry_run
         self.summary = ImportSummary()
         self._full: dict[str, str] = {}
-        """Why a queue here took no job: no more are taken for it."""
+        """Why a queue or bucket here took no job: no more are taken for it. Its jobs are found by ``_limits``."""
+        self._limits = LimitTable()
 
     def run(self) -> ImportSummary:
         """Moves until a pass over the peer's lanes finds nothing to move; a dry run is one pass."""
@@ -167,8 +169,9 @@ class Importer:
                 if isinstance(found, LeftJob):
                     raise Unmovable(found.reason)
                 new = self._draft(found)
-                if new.queue in self._full and not place:
-                    raise Unmovable(f"another of its queue was refused: {self._full[new.queue]}")
+                full = [self._full[name] for name, _ in self._limits.find_depths(new) if name in self._full]
+                if full and not place:
+                    raise Unmovable(f"another was refused: {full[0]}")
                 jobs.append((found, new))
             except (Unmovable, Invalid) as error:
                 self.summary.left[found.task, found.state, place + str(error)] += 1
@@ -218,9 +221,10 @@ class Importer:
             if len(jobs) > 1:
                 middle = len(jobs) // 2
                 return self._submit(jobs[:middle]) + self._submit(jobs[middle:])
-            found, new = jobs[0]
+            found, _ = jobs[0]
             if isinstance(error, QueueFull):
-                self._full[new.queue] = str(error)
+                self._full[error.bounded] = str(error)
+                self._limits = LimitTable(self._app.limits.sync.find_all())
             self.summary.left[found.task, found.state, f"it is aside, and was refused: {error}"] += 1
             return 0
         fault_point("import.submitted")

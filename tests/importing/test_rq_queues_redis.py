@@ -208,13 +208,33 @@ def test_import_fills_the_room_of_a_queue_and_goes_on_later(
     first = cli.json("import", "rq", peer_url, *MAP, code=1)
     assert (sum(each["count"] for each in first["moved"]), numbers_of(here)) == (8, [*range(7), 1000])
     reasons = {each["reason"].partition("queue default is full")[0]: each["count"] for each in first["left"]}
-    assert reasons == {"it is aside, and was refused: ": PAGE - 7, "another of its queue was refused: ": 10}
+    assert reasons == {"it is aside, and was refused: ": PAGE - 7, "another was refused: ": 10}
     late.enqueue(note, 1001)
     assert cli.json("import", "rq", peer_url, *MAP, code=1)["moved"][0]["count"] == 1  # though jobs aside are refused
     assert (peer.hlen("rq:holdfast:moving"), len(queue)) == (PAGE - 7, 10)
     cli.run("limit", "remove", "few")
     assert cli.json("import", "rq", peer_url, *MAP)["left"] == []
     assert sorted(numbers_of(here)) == [*range(PAGE + 10), 1000, 1001]
+
+
+def test_full_key_of_a_limit_holds_back_its_own_jobs_only(
+    cli: Cli, here: Holdfast, peer: Client, peer_url: str
+) -> None:
+    queue = Queue(connection=peer)
+    of_big = [Queue.prepare_data(note, (number,), {"text": "big"}) for number in range(3)]
+    others = [Queue.prepare_data(note, (number,), {"text": str(number)}) for number in range(3, PAGE)]
+    late = [Queue.prepare_data(note, (PAGE + n,), {"text": text}) for n, text in enumerate(("big", "small"))]
+    with peer.pipeline() as pipeline:
+        queue.enqueue_many(of_big + others + late, pipeline=pipeline)
+        pipeline.execute()
+    cli.run("limit", "add", "few", "--task", "note", "--by", "args.text", "--depth", "2")
+
+    first = cli.json("import", "rq", peer_url, *MAP, code=1)
+
+    assert sorted(numbers_of(here)) == [0, 1, *range(3, PAGE), PAGE + 1]
+    reasons = {each["reason"].partition("limit few is full for big")[0]: each["count"] for each in first["left"]}
+    assert reasons == {"it is aside, and was refused: ": 1, "another was refused: ": 1}
+    assert (peer.hlen("rq:holdfast:moving"), len(queue)) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ PAGE = 100
 """Jobs that are read, taken and submitted together: at most so many are aside when an import is killed."""
 _ANSWER_SECONDS = 30  # older versions of redis-py wait for a silent server for ever
 _UNKNOWN = "the application has no task"
+_UNFIT_META = "its meta is not what JSON keeps unchanged in 16 KiB and 64 levels"
 _KEY_FOR = "30d"  # longer than a job that has ended is kept: a repeated import still finds its key
 
 
@@ -169,12 +170,12 @@ class Importer:
                 if isinstance(found, LeftJob):
                     raise Unmovable(found.reason)
                 new = self._draft(found)
-                full = [self._full[name] for name, _ in self._limits.find_depths(new) if name in self._full]
-                if full and not place:
-                    raise Unmovable(f"another was refused: {full[0]}")
+                if not place and (full := self._full.keys() & dict(self._limits.find_depths(new))):
+                    raise Unmovable(f"another was refused: {self._full[min(full)]}")
                 jobs.append((found, new))
             except (Unmovable, Invalid) as error:
-                self.summary.left[found.task, found.state, place + str(error)] += 1
+                is_meta = isinstance(error, Invalid) and error.field == "metadata"
+                self.summary.left[found.task, found.state, place + (_UNFIT_META if is_meta else str(error))] += 1
         return jobs
 
     def _draft(self, job: PeerJob) -> NewJob:

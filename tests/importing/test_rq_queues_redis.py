@@ -84,7 +84,8 @@ def test_jobs_without_equivalent_stay_with_their_reason(cli: Cli, here: Holdfast
     queue.enqueue(note, 4, repeat=Repeat(times=3))
     queue.enqueue(note, Hostile())
     queue.enqueue(note, 9, meta={"of": Hostile()})
-    queue.enqueue(note, 10, meta={"of": b"no JSON"})
+    for meta in (b"no JSON", (1, 2), "x" * 20_000):
+        queue.enqueue(note, 10, meta={"of": meta})
     queue.enqueue("only.rq", 5)
     damaged = queue.enqueue(note, 6)
     peer.hset(damaged.key, "data", zlib.compress(b"\x80\x04nonsense"))
@@ -102,7 +103,7 @@ def test_jobs_without_equivalent_stay_with_their_reason(cli: Cli, here: Holdfast
         "it has a callback",
         "it has repetitions",
         "(opcode STACK_GLOBAL); RQ's workers have to run it, or enqueue it anew with plain values",
-        "metadata: 'TypeError: Object of type bytes is not JSON serializable'",
+        "its meta is not what JSON keeps unchanged in 16 KiB and 64 levels",
         "the application has no task 'only.rq'",
         "it is no pickle that can be read",
         "its data are gone",
@@ -112,6 +113,7 @@ def test_jobs_without_equivalent_stay_with_their_reason(cli: Cli, here: Holdfast
     assert document["left"][0]["task"] == "only.rq"
     assert sum(each["count"] for each in document["left"] if "STACK_GLOBAL" in each["reason"]) == 2
     assert sum(each["count"] for each in document["left"] if each["state"] == "rq-scheduler") == 1
+    assert [each["count"] for each in document["left"] if "its meta is" in each["reason"]] == [3]  # in one row
 
 
 def test_failed_and_started_jobs_move_on_request_or_never(

@@ -258,13 +258,11 @@ def _timer(events: Events) -> Interceptor:
     async def time_call(verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if verb in _UNTIMED:
             return await call()
-        started, failed = time.perf_counter(), True
+        started, failed = time.perf_counter(), False
         try:
-            answer = await call()
-            failed = False
-            return answer
-        except HoldfastError as error:
-            failed = isinstance(error, Unavailable)
+            return await call()
+        except Exception as error:  # a cancelled call has not failed
+            failed = isinstance(error, Unavailable) or not isinstance(error, HoldfastError)
             raise
         finally:
             events.emit(StoreAnswered(verb=verb, seconds=time.perf_counter() - started, failed=failed))

@@ -45,6 +45,11 @@ def _attempts(succeeded: str, failed: str, dead: str) -> dict[str, str]:
     return {f'holdfast_jobs_{each}_total{{instance="w",task="mail"}}': counters[each] for each in counters}
 
 
+def _heartbeats(refused: str, sent: str) -> dict[str, str]:
+    counters = {"errors_total": refused, "latency_seconds_count": sent}
+    return {f'holdfast_store_{each}{{instance="w",verb="heartbeat"}}': counters[each] for each in counters}
+
+
 def _late(quick: str, every: str, family: str, labels: str) -> dict[str, str]:
     name = f"holdfast_{family}_bucket"
     buckets = {"0.1": quick, "1.0": quick, "2.5": every, "+Inf": every}
@@ -61,7 +66,6 @@ _QUEUED = 'holdfast_queue_jobs{queue="mail",state="queued"}'
 _LOST = 'holdfast_lease_lost_total{instance="w"}'
 _RECOVERED = 'holdfast_jobs_recovered_total{instance="w"}'
 _REQUESTS = 'holdfast_http_requests_total{{instance="a",status_code="{}"}}'
-_REFUSED = 'holdfast_store_errors_total{instance="w",verb="heartbeat"}'
 _UP = 'up{job="holdfast-api",instance="api:8000"}'
 _DEAD_LETTERS = "New dead letters of mail in 15 minutes: "
 _TAKEN_BACK = "Jobs taken back in 15 minutes from workers that were gone: "
@@ -124,9 +128,10 @@ CASES = (
     Case("HoldfastStoreSlow", "slow", _late("0x120", "0+2x120", "store_latency_seconds", 'verb="claim",'), 25,
          {"verb": "claim"}, "One in a hundred `claim` calls takes more than 2.485s."),
     Case("HoldfastStoreSlow", "quick", _late("0+2x120", "0+2x120", "store_latency_seconds", 'verb="claim",'), 25),
-    Case("HoldfastStoreErrors", "full", {_REFUSED: "0x8 1+1x120"}, 25, {"verb": "heartbeat"},
-         "Calls `heartbeat` of the store have failed for 10 minutes."),
-    Case("HoldfastStoreErrors", "once", {_REFUSED: "0x40 1x120"}, 21),
+    Case("HoldfastStoreErrors", "full", _heartbeats("0x8 1+1x120", "0x8 1+1x120"), 25, {"verb": "heartbeat"},
+         "100% of the calls `heartbeat` of the store fail."),
+    Case("HoldfastStoreErrors", "once", _heartbeats("0x40 1x120", "0x40 1x120"), 21),
+    Case("HoldfastStoreErrors", "a tenth", _heartbeats("0+1x120", "0+10x120"), 25),
     Case("HoldfastApiErrors", "a tenth", {_REQUESTS.format(200): "0+9x60", _REQUESTS.format(503): "0+1x60"}, 12, {},
          "10% of the requests are answered 5xx."),
     Case("HoldfastApiErrors", "a client's own", {_REQUESTS.format(200): "0+9x60", _REQUESTS.format(404): "0+9x60"},

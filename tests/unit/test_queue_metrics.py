@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import Holdfast
-from holdfast.core.errors import Unavailable
+from holdfast.core.errors import NotFound, Unavailable
 from holdfast.core.events import Event
 from holdfast.core.limits import Limit, LimitValues
 from holdfast.core.metric_events import StoreAnswered
@@ -19,6 +19,7 @@ from holdfast.core.models import NewJob, QueueInfo
 from holdfast.core.schedule import Schedule
 from holdfast.core.workers import WorkerCommand, WorkerHeartbeat, WorkerInfo
 from holdfast.stores.base import ClaimRequest, Store
+from holdfast.stores.sqlite.limits import SqliteLimits
 from holdfast.telemetry import queue_metrics
 from holdfast.telemetry.metric_types import LabelLimiter, Reading
 from holdfast.telemetry.queue_metrics import (
@@ -166,6 +167,27 @@ def test_use_of_limits_is_read_from_running_jobs(tmp_path: Path) -> None:
     assert figures["limit_used"] == {("all",): 3.0, ("tenant",): 9.0}
     assert figures["limit_buckets"] == {("tenant",): 3.0}
     assert figures["limit_unstarted_jobs"] == {("all",): 1.0, ("tenant",): 1.0}
+
+
+def test_only_a_store_that_is_away_or_broken_fails_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def end(error: BaseException) -> bool:
+        app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
+        heard: list[Event] = []
+        app.events.subscribe(heard.append, StoreAnswered)
+
+        async def read_limits(_: object) -> list[Limit]:
+            raise error
+
+        async with app:
+            monkeypatch.setattr(SqliteLimits, "read_limits", read_limits)
+            with pytest.raises(type(error)):
+                await (await app.open_store()).limits.read_limits()
+            monkeypatch.undo()
+        [answered] = [each for each in heard if isinstance(each, StoreAnswered) and each.verb == "read_limits"]
+        return answered.failed
+
+    errors = (asyncio.CancelledError(), NotFound("no job"), Unavailable("away"), OSError("broken"))
+    assert [asyncio.run(end(error)) for error in errors] == [False, False, True, True]
 
 
 def test_many_readers_ask_the_store_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,9 +140,8 @@ class Importer:
         self._allow_unknown = allow_unknown
         self._dry_run = dry_run
         self.summary = ImportSummary()
-        self._full: dict[str, str] = {}
-        """Why a queue or bucket here took no job: no more are taken for it. Its jobs are found by ``_limits``."""
-        self._limits = LimitTable()
+        self._full: dict[str, str] = {}  # why a queue or bucket here took no job: no more are taken for it
+        self._limits = LimitTable()  # that say which jobs are of a full bucket
 
     def run(self) -> ImportSummary:
         """Moves until a pass over the peer's lanes finds nothing to move; a dry run is one pass."""

@@ -6,7 +6,8 @@ one ends the batch: it has ``succeeded``, or is ``dead`` with the reason ``depen
 Dependencies on ``failure`` of a batch are resolved when its first member has failed.
 
 No worker takes a batch. A replay of a member opens its batch again, unless that was cancelled; a batch itself is not
-replayed. A new member of a batch that has ended is a Conflict; one of a job that is no batch is Invalid.
+replayed. A new member of a batch that has ended is a Conflict, and so is a batch with the id of another job; one of a
+job that is no batch is Invalid.
 """
 
 from __future__ import annotations
@@ -46,36 +47,47 @@ def missing_batch(batch_id: str) -> Invalid:
     return Invalid("batch", batch_id, remedy, "is no batch")
 
 
-class BatchEnded(Conflict):
-    """Error for a new member of a batch that has ended."""
+class BatchRefused(Conflict):
+    """Error for a submission that does not fit the job stored under the id of its batch."""
+
+    why = "is a job that is no batch; give the batch an id of its own"
 
     def __init__(self, batch_id: str) -> None:
         self.batch_id = batch_id
-        remedy = "submit a new batch, or let a member add them"
-        super().__init__(f"batch {batch_id} has ended, and takes no further jobs; {remedy}")
+        super().__init__(f"batch {batch_id} {self.why}")
 
 
-def members_of_stored_batches(jobs: Sequence[NewJob]) -> dict[str, list[str]]:
-    """Returns the members of batches that must be stored already, those that are no earlier job of the submission."""
-    inside: set[str] = set()
-    members: dict[str, list[str]] = {}
-    for job in jobs:
-        if job.is_batch:
-            inside.add(job.id)
-        if job.batch is not None and job.batch not in inside:
-            members.setdefault(job.batch, []).append(job.id)
-    return members
+class BatchEnded(BatchRefused):
+    """Error for a new member of a batch that has ended."""
+
+    why = "has ended, and takes no further jobs; submit a new batch, or let a member add them"
+
+
+def named_batches(jobs: Sequence[NewJob]) -> list[tuple[str, str]]:
+    """Returns the batches that jobs are or name, as pairs (batch, job)."""
+    batches = [(job.id, job.id) for job in jobs if job.is_batch]
+    return batches + [(job.batch, job.id) for job in jobs if job.batch is not None]
 
 
 def check_batches(
-    outside: Mapping[str, Sequence[str]], states: Mapping[str, JobState], known: Container[tuple[str, str]]
+    jobs: Sequence[NewJob], states: Mapping[str, JobState | None], known: Container[tuple[str, str]]
 ) -> None:
-    """Raises Invalid if a batch that must be stored is not, and Conflict if one with new members has ended.
+    """Raises Invalid for a member of no batch, and Conflict for a batch whose id another job has, or that has ended.
 
-    ``states``: of the batches that are stored. ``known``: their members, as pairs (batch, member).
+    ``states``: of the stored jobs among ``named_batches``, None for one that is no batch. ``known``: the pairs that are
+    stored. A member with a key is none of them if another stands for it: with its batch, it counts as repeated.
     """
-    for batch_id, members in outside.items():
-        if batch_id not in states:
-            raise missing_batch(batch_id)
-        if states[batch_id] in TERMINAL and not all((batch_id, job_id) in known for job_id in members):
-            raise BatchEnded(batch_id)
+    new: set[str] = set()
+    for job in jobs:
+        if job.is_batch:
+            new.add(job.id)
+            if states.get(job.id, JobState.WAITING) is None:
+                raise BatchRefused(job.id)
+        if job.batch is None:
+            continue
+        state = states.get(job.batch)
+        if state is None and job.batch not in new:
+            raise missing_batch(job.batch)
+        is_repeated = job.batch in new and not (job.key is None and job.unique is None)
+        if state in TERMINAL and not is_repeated and (job.batch, job.id) not in known:
+            raise BatchEnded(job.batch)

@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.core.batches import BATCH_TASK
+from holdfast.core.batches import BATCH_TASK, BatchEnded
 from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.ids import new_id
-from holdfast.core.models import JobState, NewJob, Options, Reason, UniqueKey
+from holdfast.core.models import JobFilter, JobState, NewJob, Options, Reason, UniqueKey
 from holdfast.stores.base import Store
 from tests.conformance.support import (
     claim,
@@ -231,6 +231,67 @@ async def test_submission_is_repeated_harmlessly(store: Store) -> None:
     await put(store, batch, *jobs)
     assert await progress_of(store, batch.id) == (2, 2, 0)
     assert await take_ids(store) == [jobs[-1].id]
+
+
+async def test_batch_under_the_id_of_another_job_is_refused_whole(store: Store) -> None:
+    (plain,) = await put(store)
+    for members in (1, 450):  # Redis stores the larger one in parts
+        jobs = [new_batch(id=plain), *[member(plain) for _ in range(members)], after(new_job(id=plain), SUCCESS)]
+        with pytest.raises(Conflict, match=f"{plain} is a job that is no batch"):
+            await put(store, *jobs)
+        assert await store.query.count(JobFilter()) == 1
+    assert await take_ids(store) == [plain]
+
+
+@pytest.mark.parametrize("members", [1, 450])
+async def test_repeated_submission_adds_no_member_to_an_ended_batch(store: Store, members: int) -> None:
+    batch = new_batch()
+    jobs = [batch, *[member(batch) for _ in range(members)]]
+    await put(store, *jobs)
+    await store.admin.cancel([job.id for job in jobs[1:]])
+    assert await state_of(store, batch.id) is DEAD
+    with pytest.raises(BatchEnded, match=batch.id):
+        await put(store, *jobs, member(batch), after(batch, END))
+    assert await store.query.count(JobFilter()) == len(jobs)
+    assert not any(answer.created for answer in await store.queueing.submit([*jobs]))
+
+
+async def test_repeated_submission_adds_members_to_a_batch_that_has_not_ended(store: Store) -> None:
+    batch = new_batch()
+    jobs = [member(batch), member(batch)]
+    await put(store, batch, jobs[0])
+    answers = await store.queueing.submit([batch, *jobs])
+    assert [answer.created for answer in answers] == [False, False, True]
+    assert await progress_of(store, batch.id) == (2, 0, 0)
+
+
+async def test_submission_with_keys_is_repeated_after_the_end_of_its_batch(store: Store) -> None:
+    """A job that stands for a member has another id."""
+    await ended(store, SUCCEEDED, key="one", queue="other")
+    batch = new_batch()
+    jobs = [batch, member(batch, key="one"), member(batch, key="two"), member(batch, key="two"), after(batch, END)]
+    await put(store, *jobs)
+    for job in await take(store):
+        await end(store, job)
+    assert await state_of(store, batch.id) is SUCCEEDED
+    assert not any(answer.created for answer in await store.queueing.submit(jobs))
+    assert await progress_of(store, batch.id) == (2, 2, 0)
+
+
+async def test_submission_is_repeated_after_the_retention_of_its_members(store: Store, clock: ManualClock) -> None:
+    batch = new_batch()
+    jobs = [member(batch), member(batch)]
+    await put(store, batch, *jobs)
+    first, second = await take(store)
+    await end(store, first)
+    await end(store, second, DEAD)
+    clock.advance(100)
+    while await store.maintenance.prune({"succeeded": timedelta(seconds=10)}, limit=100):
+        pass
+    assert await states_of(store, [batch.id, first.id, second.id]) == [DEAD, None, DEAD]
+    await put(store, batch, *jobs)
+    assert await take_ids(store) == [first.id]
+    assert await progress_of(store, batch.id) == (2, 2, 1)
 
 
 async def test_repeated_submission_leaves_an_ended_batch_as_it_is(store: Store) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core.batches import check_batches
+from holdfast.core.batches import check_batches, named_batches
 from holdfast.core.dependencies import missing_dependency
 from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.common.named_sql import STATES
@@ -71,22 +71,18 @@ def check_stored(outside: Sequence[str], stored: Iterable[str]) -> None:
             raise missing_dependency(job_id)
 
 
-def member_document(outside: Mapping[str, Sequence[str]]) -> str:
-    """Members of batches as ``lock_batches`` takes them."""
-    pairs = [
-        {"batch": batch_id, "job_id": job_id}
-        for batch_id, members in outside.items()
-        for job_id in members
-        if is_id(batch_id) and is_id(job_id)
-    ]
-    return _encode(pairs).decode()
+def batch_document(jobs: Sequence[NewJob]) -> str | None:
+    """Batches and their members as ``lock_batches`` takes them; None for none."""
+    pairs = named_batches(jobs)
+    asked = [{"batch": batch_id, "job_id": job_id} for batch_id, job_id in pairs if is_id(batch_id) and is_id(job_id)]
+    return _encode(asked).decode() if pairs else None
 
 
-def check_locked(outside: Mapping[str, Sequence[str]], rows: Iterable[Sequence[Any]]) -> None:
-    """Raises Invalid or Conflict if a job cannot be a member of its batch. ``rows``: found by ``lock_batches``."""
-    found = [(batch_id, job_id, STATES[code], is_known) for batch_id, job_id, code, is_known in rows]
-    states = {batch_id: state for batch_id, _, state, _ in found}
-    check_batches(outside, states, {(batch_id, job_id) for batch_id, job_id, _, is_known in found if is_known})
+def check_locked(jobs: Sequence[NewJob], rows: Iterable[Sequence[Any]]) -> None:
+    """Raises Invalid or Conflict if a job cannot be a batch, or a member of one. ``rows``: of ``lock_batches``."""
+    found = [*rows]
+    states = {batch_id: None if code is None else STATES[code] for batch_id, _, code, _ in found}
+    check_batches(jobs, states, {(batch_id, job_id) for batch_id, job_id, _, is_known in found if is_known})
 
 
 def split_at_held_keys(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core.batches import members_of_stored_batches
 from holdfast.core.errors import Invalid
 from holdfast.core.limits import LimitTable
 from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, TxOutcome
@@ -21,10 +20,10 @@ from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
 from holdfast.stores.postgres.dependencies import (
+    batch_document,
     check_locked,
     check_stored,
     dependency_batch,
-    member_document,
     member_pairs,
     outside_jobs,
     possible_ids,
@@ -96,10 +95,9 @@ class PostgresExternal:
             ids = ",".join(possible_ids(outside))
             rows = yield Statement(self._sql["lock_dependencies_inside"].sql, (ids,))
             check_stored(outside, [job_id for (job_id,) in map(_texts, rows)])
-        batches = members_of_stored_batches(jobs)
+        batches = batch_document(jobs)
         if batches:
-            asked = member_document(batches)
-            check_locked(batches, map(_texts, (yield Statement(self._sql["lock_batches_inside"].sql, (asked,)))))
+            check_locked(jobs, map(_texts, (yield Statement(self._sql["lock_batches_inside"].sql, (batches,)))))
         table = self._limit_cache.table
         if self._limit_cache.is_stale:
             seen = [*map(_texts, (yield Statement(self._sql["limits_and_isolation"].sql)))]

@@ -10,7 +10,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.batches import members_of_stored_batches
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import NewJob, Submitted
 from holdfast.stores.common.requests import find_slack
@@ -18,10 +17,10 @@ from holdfast.stores.common.unconfirmed import perhaps_stored
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
 from holdfast.stores.postgres.dependencies import (
     Resolution,
+    batch_document,
     check_locked,
     check_stored,
     dependency_batch,
-    member_document,
     member_pairs,
     outside_jobs,
     possible_ids,
@@ -159,13 +158,13 @@ async def insert_related(
 
 async def _lock_related(statements: Mapping[str, NumberedStatement], jobs: Sequence[NewJob], fetch: Fetch) -> None:
     """Locks the stored jobs that these wait for, and then the batches of which they are to be members."""
-    outside, batches = outside_jobs(jobs), members_of_stored_batches(jobs)
+    outside, batches = outside_jobs(jobs), batch_document(jobs)
     if outside:
         stored = {job_id for (job_id,) in await fetch(statements["lock_dependencies"], ids=possible_ids(outside))}
         if len(stored) < len(outside):
             check_stored(outside_jobs(jobs, await _known_jobs(statements, jobs, fetch)), stored)
     if batches:
-        check_locked(batches, await fetch(statements["lock_batches"], members=member_document(batches)))
+        check_locked(jobs, await fetch(statements["lock_batches"], members=batches))
 
 
 async def _known_jobs(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from holdfast.core.batches import BatchEnded, missing_batch
+from holdfast.core.batches import BatchEnded, BatchRefused, missing_batch
 from holdfast.core.dependencies import missing_dependency
 from holdfast.core.errors import Conflict, HoldfastError, Invalid
 from holdfast.core.job_changes import JobChanges
@@ -202,9 +202,8 @@ def refused_submission(reply: bytes, answers: Sequence[Submitted] = ()) -> Holdf
         error.stored = stored
         return error
     kind, _, job_id = decode_text(reply).partition(" ")
-    if kind == "after":
-        return missing_dependency(job_id)
-    return missing_batch(job_id) if kind == "missing" else BatchEnded(job_id)
+    errors = {"after": missing_dependency, "missing": missing_batch, "other": BatchRefused, "ended": BatchEnded}
+    return errors[kind](job_id)
 
 
 # ── out of Redis ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from typing import Unpack
 
 from msgspec.structs import replace
 
-from holdfast.core.batches import BatchEnded, BatchProgress, missing_batch
+from holdfast.core.batches import BatchProgress, BatchRefused, missing_batch
 from holdfast.core.dependencies import describe_failed_dependency, missing_dependency
 from holdfast.core.error_groups import FailedJob
 from holdfast.core.errors import Conflict, Invalid, Unavailable
@@ -148,8 +148,8 @@ def _reading_refusals() -> Iterator[None]:
         yield
     except Invalid as error:
         raise _decode_refusal(error) from None
-    except BatchEnded as error:
-        raise BatchEnded(decode_id(error.batch_id)) from None
+    except BatchRefused as error:
+        raise type(error)(decode_id(error.batch_id)) from None
 
 
 def _decode_refusal(error: Invalid) -> Invalid:

@@ -124,7 +124,8 @@ class RedisQueueing:
     async def _check_related(self, jobs: Sequence[NewJob]) -> None:
         """Raises what a part of a submission would be refused for, before the first is stored."""
         parts = split_parts(jobs, MAX_PER_SCRIPT)
-        checks = [encode_submission(part, in_one_piece=True, only_checks=True) for part in parts]
+        new = [job.id for job in jobs if job.is_batch]
+        checks = [encode_submission(part, in_one_piece=True, complete=new, only_checks=True) for part in parts]
         for reply in filter(None, checks and await self._pool.run_each(self._scripts["submit"], checks)):
             raise refused_submission(reply)
 

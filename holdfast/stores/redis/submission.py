@@ -8,8 +8,9 @@ from operator import attrgetter
 from types import MappingProxyType
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.core.models import NewJob, Options, Step, UniqueKey
+from holdfast.core.models import NewJob, Step, UniqueKey
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import expiry_text, partition_field, span_us, spec_text, when_text
 
@@ -120,13 +121,12 @@ def find_complete_batches(parts: Sequence[Sequence[NewJob]]) -> list[list[str]]:
 
 
 def find_related(jobs: Sequence[NewJob]) -> list[NewJob]:
-    """The jobs that refer to others than earlier ones of their submission, with these references alone."""
-    batches, earlier, found = {job.id for job in jobs if job.is_batch}, set[str](), []
+    """Batches, members, and jobs that wait for others than earlier ones of their submission, without their payloads."""
+    earlier, found = set[str](), []
     for job in jobs:
         after = tuple(each for each in job.after if each.job_id not in earlier)
-        batch = None if job.batch in batches else job.batch
-        if after or batch is not None:
-            found.append(NewJob(id=job.id, task="", payload="", key=job.key, options=Options(batch=batch), after=after))
+        if after or job.is_batch or job.batch is not None:
+            found.append(replace(job, payload="", after=after))
         earlier.add(job.id)
     return found
 

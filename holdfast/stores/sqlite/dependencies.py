@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.core.batches import check_batches, members_of_stored_batches
+from holdfast.core.batches import check_batches, named_batches
 from holdfast.core.dependencies import NEVER_US, Condition, describe_failed_dependency, missing_dependency
 from holdfast.core.models import TERMINAL, JobState, NewJob, Reason
 from holdfast.stores.base import Statement, StatementFlow
@@ -101,18 +101,14 @@ def check_dependencies(statements: Mapping[str, str], jobs: Sequence[NewJob]) ->
 
 def check_members(statements: Mapping[str, str], jobs: Sequence[NewJob]) -> StatementFlow[None]:
     """Raises Invalid or Conflict if a job cannot be a member of its batch. Writes nothing."""
-    outside = members_of_stored_batches(jobs)
-    if not outside:
+    pairs = named_batches(jobs)
+    if not pairs:
         return
-    rows = yield Statement(statements["batch_states"], (as_json(outside),))
-    states = {batch_id: STATES[code] for batch_id, code in rows}
-    pairs = [(batch_id, job_id) for batch_id, members in outside.items() for job_id in members]
-    known: set[tuple[str, str]] = set()
-    if TERMINAL.intersection(states.values()):
-        known = {
-            (batch_id, job_id) for batch_id, job_id in (yield Statement(statements["known_members"], (as_json(pairs),)))
-        }
-    check_batches(outside, states, known)
+    rows = yield Statement(statements["batch_states"], (as_json({batch_id for batch_id, _ in pairs}),))
+    states = {batch_id: None if code is None else STATES[code] for batch_id, code in rows}
+    has_ended = not TERMINAL.isdisjoint(states.values())
+    members = (yield Statement(statements["known_members"], (as_json(pairs),))) if has_ended else []
+    check_batches(jobs, states, {(batch_id, job_id) for batch_id, job_id in members})
 
 
 def _is_known(statements: Mapping[str, str], job: NewJob) -> StatementFlow[bool]:

@@ -382,7 +382,8 @@ update holdfast_job set has_dependents = 1 where id in (select value from json_e
 returning id, state, coalesce(failed, 0) > 0;
 
 -- own: batch_states
-select id, state from holdfast_job where id in (select value from json_each(?1)) and members is not null;
+-- Those that are stored; no state for a job that is no batch.
+select id, case when members is not null then state end from holdfast_job where id in (select value from json_each(?1));
 
 -- own: known_members
 -- Those pairs [batch, job] of which the job is a member of the batch.

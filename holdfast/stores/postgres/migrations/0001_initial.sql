@@ -702,10 +702,10 @@ begin
     where j.id = any(array(select m.batch from json_to_recordset(asked::json) as m (batch uuid))) and j.members is not null
     order by j.id for no key update;
     return query
-        select m.batch, m.job_id, j.state,
+        select m.batch, m.job_id, (case when j.members is not null then j.state end)::holdfast.job_state,
             exists (select from holdfast.dependency d where d.waiter = m.batch and d.job_id = m.job_id)
         from json_to_recordset(asked::json) as m (batch uuid, job_id uuid)
-        join holdfast.job j on j.id = m.batch and j.members is not null;
+        join holdfast.job j on j.id = m.batch;
 end
 $$;
 

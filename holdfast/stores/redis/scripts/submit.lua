@@ -469,23 +469,27 @@ local function relation_of(n, is_extended) -- true for a batch, and the batch of
     return mark == '*', batch ~= '' and batch or nil
 end
 
--- The first batch that is neither stored nor an earlier job, after "missing ", or that has ended and would get a new
--- member, after "ended ".
-local function find_refused_batch(from)
-    local known, refused = {}, nil
+-- The first batch that is neither stored nor an earlier job, after "missing ", whose id another job has, after "other ", or
+-- that has ended and would get a new member, after "ended ". A member with a key is none if another stands for it: with its
+-- batch, it counts as repeated. `new`: ids of batches that are not stored yet.
+local function find_refused_batch(from, new)
+    local refused
     each_job(from, function(n, _, is_extended)
         local is_batch, batch = relation_of(n, is_extended)
-        known[ARGV[n]] = is_batch
-        local state, members
-        if left_out[ARGV[n]] then
-            batch = nil
+        if is_batch and exists(ARGV[n]) and not read_fields(ARGV[n], 'members') then
+            refused = refused or 'other ' .. ARGV[n]
         end
-        if batch and not known[batch] then
-            state, members = read_fields(batch, 'state', 'members')
+        new[ARGV[n]] = is_batch
+        if not batch or left_out[ARGV[n]] then
+            return
         end
-        if batch and not known[batch] and not members then
+        local state, members = read_fields(batch, 'state', 'members')
+        local is_repeated = new[batch] and (ARGV[n + 2] ~= '' or ARGV[n + 6] ~= '')
+        if not members and not new[batch] then
             refused = refused or 'missing ' .. batch
-        elseif state and ENDED_STATES[state] and safe_call('HEXISTS', dependencies_key(batch), ARGV[n]) == 0 then
+        elseif ENDED_STATES[state or ''] and not is_repeated
+            and safe_call('HEXISTS', dependencies_key(batch), ARGV[n]) == 0
+        then
             refused = refused or 'ended ' .. batch
         end
     end)
@@ -532,21 +536,26 @@ end
 
 -- Stores jobs, encoded from ARGV[from] on: flags, number of specs, the specs, then runs of jobs.
 --   flags       "1" to keep payloads in one piece, else "0"; "a" if a job has dependencies, "b" if one is a batch or a member;
---               "c" to store nothing, and only say what is refused; " ID" of each batch that gets no more members or callbacks
+--               "c" to store nothing, and only say what is refused; " ID" of each batch that gets no more members or callbacks,
+--               and after "c", of each batch of the whole submission
 --   of a run    number of jobs, spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "extended"
 --   of a job    n id, n+1 payload; in an extended run also, "" where there is none:
 --               n+2 "=" and key, n+3 "=" and key_for, n+4 "=" and options, n+5 "1" for a client's own id, n+6 unique key as
 --               `take_unique` expects it, n+7 expiry, n+8 dependencies in MessagePack, n+9 "*" for a batch, then the id of
 --               the batch of which it is a member, n+10 name and text of each of its steps in MessagePack
--- Returns nil and what was refused: the id of a missing dependency, after "after ", or that of a batch, after "missing "
--- or "ended "; or per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was changed.
+-- Returns nil and what was refused: the id of a missing dependency, after "after ", or that of a batch, after "missing ",
+-- "other " or "ended "; or per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was changed.
 -- If any job was created, the number of the last submission and the time follow, "NUMBER MICROSECONDS".
 local function store_jobs(from)
     local flags = string.match(ARGV[from], '^%S+')
     local missing = string.find(flags, 'a', 1, true) and find_missing(from)
-    local has_batches = string.find(flags, 'b', 1, true)
-    local refused = missing and 'after ' .. missing or has_batches and find_refused_batch(from)
-    if refused or string.find(flags, 'c', 1, true) then
+    local has_batches, only_checks = string.find(flags, 'b', 1, true), string.find(flags, 'c', 1, true)
+    local new = {}
+    for batch in string.gmatch(only_checks and ARGV[from] or '', ' (%S+)') do
+        new[batch] = true
+    end
+    local refused = missing and 'after ' .. missing or has_batches and find_refused_batch(from, new)
+    if refused or only_checks then
         return nil, refused
     end
     read_specs(from)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -55,13 +55,19 @@ def draft_batch(
         options=options if options != NO_OPTIONS else None,
         is_batch=True,
     )
-    jobs = [new, *[replace(job, options=replace(job.options or NO_OPTIONS, batch=batch_id)) for job in members]]
+    named = {
+        f"{number}": replace(job, options=replace(job.options or NO_OPTIONS, batch=batch_id))
+        for number, job in enumerate(members)
+    }
     for condition, given in callbacks:
         dependency = Dependency(batch_id, condition)
-        jobs += [replace(job, after=(*job.after, dependency)) for job in _check_callbacks(condition, given)]
-    for job in jobs:
+        named |= {
+            f"{condition} {number}": replace(job, after=(*job.after, dependency))
+            for number, job in enumerate(_check_callbacks(condition, given))
+        }
+    for job in (new, *named.values()):
         check_waits(job)
-    return [new, *_with_ids(jobs[1:], batch_id, derive_all=id is not None)]
+    return [new, *_with_ids(named, batch_id, derive_all=id is not None)]
 
 
 def _check_members(members: Sequence[NewJob]) -> None:
@@ -90,16 +96,16 @@ def check_waits(job: NewJob) -> None:
         raise Invalid("batch", job.batch, "leave it out: a batch is no member of itself")
 
 
-def _with_ids(jobs: Sequence[NewJob], batch_id: str, *, derive_all: bool) -> list[NewJob]:
-    """Returns the jobs with ids that derive from the batch's, unless clients gave them.
+def _with_ids(named: Mapping[str, NewJob], batch_id: str, *, derive_all: bool) -> list[NewJob]:
+    """Returns the jobs with ids that derive from the batch's and their names in it, unless clients gave them.
 
     Without ``derive_all`` only a draft that is given again, say on success and on failure, gets another id.
     """
     ids: dict[str, str] = {}
     found: list[NewJob] = []
-    for number, job in enumerate(jobs):
+    for name, job in named.items():
         derives = not job.has_client_id and (derive_all or job.id in ids)
-        job_id = derive_id(batch_id, f"{number}") if derives else job.id
+        job_id = derive_id(batch_id, name) if derives else job.id
         ids.setdefault(job.id, job_id)
         after = tuple(replace(each, job_id=ids.get(each.job_id, each.job_id)) for each in job.after)
         found.append(replace(job, id=job_id, has_client_id=job.has_client_id or derive_all, after=after))

@@ -116,6 +116,21 @@ async def test_batch_with_an_id_is_submitted_again_harmlessly(app: Holdfast) -> 
         assert sorted(tasks.done) == ["a", "b", "on_end", "on_success"]
 
 
+async def test_repeated_batch_with_further_jobs_stores_all_of_them(app: Holdfast) -> None:
+    tasks, batch_id = Tasks(app), new_id()
+    async with harness(app) as harnessed:
+        await app.enqueue_batch(tasks.members("a"), on_success=tasks.callback.new_job("success"), id=batch_id)
+        callbacks = {"on_success": tasks.callback.new_job("success"), "on_end": tasks.callback.new_job("end")}
+        await app.enqueue_batch(tasks.members("a", "b"), **callbacks, id=batch_id)
+        assert await progress_of(app, batch_id) == (2, 0, 0)
+        await harnessed.start()
+        await harnessed.run_until_idle()
+        assert sorted(tasks.done) == ["a", "b", "end", "success"]
+        with pytest.raises(Conflict, match=f"batch {batch_id} has ended"):
+            await app.enqueue_batch(tasks.members("a", "b", "c"), **callbacks, id=batch_id)
+        assert await app.count() == 5
+
+
 async def test_batch_within_a_batch(app: Holdfast) -> None:
     tasks = Tasks(app)
     async with harness(app) as harnessed:

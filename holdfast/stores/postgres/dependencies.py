@@ -78,11 +78,10 @@ def batch_document(jobs: Sequence[NewJob]) -> str | None:
     return _encode(asked).decode() if pairs else None
 
 
-def check_locked(jobs: Sequence[NewJob], rows: Iterable[Sequence[Any]]) -> None:
+def check_locked(jobs: Sequence[NewJob], rows: Sequence[Sequence[Any]]) -> None:
     """Raises Invalid or Conflict if a job cannot be a batch, or a member of one. ``rows``: of ``lock_batches``."""
-    found = [*rows]
-    states = {batch_id: None if code is None else STATES[code] for batch_id, _, code, _ in found}
-    check_batches(jobs, states, {(batch_id, job_id) for batch_id, job_id, _, is_known in found if is_known})
+    states = {batch_id: None if code is None else STATES[code] for batch_id, _, code, _ in rows}
+    check_batches(jobs, states, {(batch_id, job_id) for batch_id, job_id, _, is_known in rows if is_known})
 
 
 def split_at_held_keys(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:

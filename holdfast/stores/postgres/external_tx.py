@@ -97,7 +97,7 @@ class PostgresExternal:
             check_stored(outside, [job_id for (job_id,) in map(_texts, rows)])
         batches = batch_document(jobs)
         if batches:
-            check_locked(jobs, map(_texts, (yield Statement(self._sql["lock_batches_inside"].sql, (batches,)))))
+            check_locked(jobs, [*map(_texts, (yield Statement(self._sql["lock_batches_inside"].sql, (batches,))))])
         table = self._limit_cache.table
         if self._limit_cache.is_stale:
             seen = [*map(_texts, (yield Statement(self._sql["limits_and_isolation"].sql)))]

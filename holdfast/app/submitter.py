@@ -23,7 +23,7 @@ from holdfast.app.batches import Batch, check_waits, parse_batch
 from holdfast.app.handle import check_drafts
 from holdfast.app.workflows import After, check_circles, parse_dependencies
 from holdfast.core.batches import BATCH_TASK
-from holdfast.core.encryption import Codec
+from holdfast.core.encryption import Codec, is_encrypted, require_decrypted
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate
 from holdfast.core.fault_points import fault_point
@@ -282,8 +282,7 @@ class Submitter:
             for (job, answer), stored in zip(chunk, found, strict=True):
                 if stored is None and job.unique is not None:
                     continue  # the key is free: another job does the same work
-                is_same = stored is not None and stored.id == answer.job_id
-                first = stored if is_same else await store.query.get(answer.job_id)
+                first = stored if stored and stored.id == answer.job_id else await store.query.get(answer.job_id)
                 if first is not None:
                     _check_same(job, first)
 
@@ -300,6 +299,8 @@ class Submitter:
 
 
 def _check_same(job: NewJob, first: Job | NewJob) -> None:
+    if (first.task, first.queue) == (job.task, job.queue) and not is_encrypted(job.payload):
+        require_decrypted(first.payload, f"the payload of job {first.id}, for which key {job.key!r} stands,")
     if (first.task, first.queue, first.payload) != (job.task, job.queue, job.payload):
         raise Conflict(
             f"key {job.key!r} already stands for job {first.id} with another task, queue or payload; "

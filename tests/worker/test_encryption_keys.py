@@ -8,6 +8,7 @@ import pytest
 
 from holdfast import (
     ConfigError,
+    Conflict,
     Context,
     DecryptionFailed,
     Holdfast,
@@ -203,6 +204,20 @@ async def test_program_without_the_key_changes_no_arguments(home: str) -> None:
         for read in (job.decode_arguments, job.return_value):
             with pytest.raises(DecryptionFailed, match="encrypted with key old"):
                 read()
+
+
+@pytest.mark.parametrize("codec", [HAS_NEW, None], ids=["another key", "no codec"])
+async def test_repeated_submission_without_the_key_is_no_other_work(home: str, codec: Codec | None) -> None:
+    job_id = await _submit(home, HAS_OLD, key="order-1")
+    app = Holdfast(home, codec=codec, strict_idempotency=True)
+    async with app:
+        same, other = [app.draft_job(task, {"to": "ada"}, key="order-1") for task in ("mail.send", "order")]
+        text = f"the payload of job {job_id}, for which key 'order-1' stands, is \\[encrypted with key old\\]"
+        for repeated in (app.submit(same), app.enqueue_many([same])):
+            with pytest.raises(DecryptionFailed, match=text):
+                await repeated
+        with pytest.raises(Conflict, match="with another task"):
+            await app.submit(other)
 
 
 async def test_unique_keys_need_a_secret_and_outlive_a_rotation(home: str) -> None:

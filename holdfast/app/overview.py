@@ -23,6 +23,7 @@ from holdfast.core.waits import MAX_SIGNALS, step_value
 from holdfast.core.workers import WorkerInfo
 from holdfast.stores.base import Store
 from holdfast.stores.encrypted_store import READABLE_TASKS
+from holdfast.tasks.saved_values import started_children
 
 _PAGE = 100
 
@@ -84,8 +85,9 @@ class OverviewMethods:
     async def count_encryption_keys(self: _Opened) -> list[KeyUse]:
         """Counts what needs each encryption key: when nothing does, the key may be removed. Needs no key itself.
 
-        Reads every job that has not ended or is dead, with its steps, and the 10,000 oldest signals. Jobs that have
-        succeeded or were cancelled do not count: without the key they cannot be read or replayed any more.
+        Reads every job that has not ended or is dead, with its steps and the results of the first 1,000 children that
+        it waits for, and the 10,000 oldest signals. Jobs that have succeeded or were cancelled do not count otherwise:
+        without the key they cannot be read or replayed any more.
         """
         store = self._new_bare_store()
         await store.open()
@@ -131,7 +133,7 @@ class OverviewMethods:
 
 
 async def _count_keys_of_jobs(store: Store, states: tuple[JobState, ...]) -> Counter[str | None]:
-    """Returns the number of jobs in these states that need each key, for their payload or a step."""
+    """Returns the number of jobs in these states that need each key, for their payload, a step or a child's result."""
     counted: Counter[str | None] = Counter()
     cursor: str | None = None
     while True:
@@ -148,8 +150,13 @@ async def _key_ids_of(store: Store, job: Job) -> set[str | None]:
         return set()
     has_steps = job.claims > 0 or job.options_or_default.forks is not None
     steps = await store.workflow.read_steps(job.id) if has_steps else []
-    of_steps = {key_id_of(step_value(step.result)) for step in steps if step.result is not None}
-    return {key_id_of(job.payload), *(of_steps - {None})}
+    texts = [step_value(step.result) for step in steps if step.result is not None]
+    if started_children(steps).keys() - {step.name for step in steps}:  # the job has not recorded what they came to
+        waits = await store.workflow.read_waits(job.id)
+        for child_id in [each.job_id for each in waits.dependencies if each.is_child]:  # a result may be large
+            child = await store.query.get(child_id)
+            texts.append("" if child is None else child.result or "")
+    return {key_id_of(job.payload), *({key_id_of(text) for text in texts} - {None})}
 
 
 async def _count_of_schedules(store: Store) -> Counter[str | None]:

@@ -121,6 +121,37 @@ async def test_rotation_keeps_old_jobs_running_and_counts_them(home: str) -> Non
         assert await app.count_encryption_keys() == [KeyUse(key_id="old", schedules=1, signals=1)]
 
 
+def _calling(home: str, codec: Codec) -> Holdfast:
+    app = Holdfast(home, codec=codec)
+
+    @app.task("part")
+    async def part(word: str) -> str:
+        return f"made {word}"
+
+    @app.task("whole")
+    async def whole(context: Context) -> list[str]:
+        await context.call(part, "before")
+        return await context.gather(context.call(part, "first"), context.call(part.options(queue="later"), "second"))
+
+    return app
+
+
+async def test_result_of_a_child_counts_until_its_parent_has_it(home: str) -> None:
+    rotated = _calling(home, ROTATED)
+    async with rotated:
+        whole = await rotated.enqueue("whole", {}, queue="wholes")
+    turns = [("wholes", ROTATED), ("default", ROTATED), ("wholes", ROTATED)]
+    turns += [("default", AesGcmCodec({"old": OLD, "new": NEW})), ("later", ROTATED), ("wholes", ROTATED)]
+    counted = []
+    for queue, codec in turns:
+        async with harness(_calling(home, codec), queues=queue) as harnessed:
+            await harnessed.run_until_idle()
+            counted.append([use.key_id for use in await harnessed.app.count_encryption_keys()])
+    assert counted == [["new"], ["new"], ["new"], ["new", "old"], ["new", "old"], []]
+    async with rotated:
+        assert await rotated.handle(whole.id).result(timeout=0) == ["made first", "made second"]
+
+
 async def test_result_is_read_once_its_key_is_there(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with harness(_app(home, HAS_OLD)) as harnessed:
         await harnessed.app.enqueue("mail.send", {"to": "ada"}, tags=["mails"])

@@ -153,9 +153,8 @@ async def _key_ids_of(store: Store, job: Job) -> set[str | None]:
     texts = [step_value(step.result) for step in steps if step.result is not None]
     if started_children(steps).keys() - {step.name for step in steps}:  # the job has not recorded what they came to
         waits = await store.workflow.read_waits(job.id)
-        for child_id in [each.job_id for each in waits.dependencies if each.is_child]:  # a result may be large
-            child = await store.query.get(child_id)
-            texts.append("" if child is None else child.result or "")
+        ids = [each.job_id for each in waits.dependencies if each.is_child]
+        texts += [child.result or "" for child_id in ids if (child := await store.query.get(child_id)) is not None]
     return {key_id_of(job.payload), *({key_id_of(text) for text in texts} - {None})}
 
 

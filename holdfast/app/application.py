@@ -101,7 +101,9 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         self._making = threading.Lock()
         self._users = 0
         self._in_flight = DeliveryLedger()
-        self.spans = open_traces(self.settings.traces, hides_errors=bool(self.settings.redacted))
+        self.spans = open_traces(
+            self.settings.traces, hides_errors=bool(self.settings.redacted), hides_refused=codec is not None
+        )
         """The maker of spans; None if tracing is off."""
         self._submitter = Submitter(self.open_store, lambda: self.settings, self.events, self.spans)
         self.external_tx = ExternalTransactions(self.open_store, self._await_or_block)

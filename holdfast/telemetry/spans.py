@@ -19,6 +19,7 @@ from opentelemetry import context as otel
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from holdfast.core.errors import Invalid
 from holdfast.core.lifecycle import Failed, Outcome, Snooze
 from holdfast.core.models import NO_OPTIONS, Job, NewJob, Settlement
 from holdfast.telemetry.log_output import mask_secrets
@@ -28,10 +29,13 @@ _MAX_STATE = 512
 
 
 class Spans:
-    """Creates spans. Callable from any thread. ``hides_errors``: an error is shown by its type alone."""
+    """Creates spans. Callable from any thread. ``hides_errors``: an error is shown by its type alone.
 
-    def __init__(self, *, hides_errors: bool) -> None:
-        self._hides_errors = hides_errors
+    ``hides_refused``: so is the refusal of a value, in a step or submission; an attempt's outcome has it without one.
+    """
+
+    def __init__(self, *, hides_errors: bool, hides_refused: bool) -> None:
+        self._hidden: type[Exception] | tuple[()] = Exception if hides_errors else Invalid if hides_refused else ()
         self._tracer = trace.get_tracer("holdfast")
         self._propagator = TraceContextTextMapPropagator()
 
@@ -65,7 +69,7 @@ class Spans:
             links=[trace.Link(submitted)] if submitted.is_valid else None,
             attributes=_execution_attributes(job, worker_id),
         )
-        return Execution(span, hides_errors=self._hides_errors)
+        return Execution(span, hides_errors=self._hidden is Exception)
 
     def step_span(self, name: str) -> AbstractContextManager[object]:
         """Opens a span around the function of a step, in that of its attempt."""
@@ -82,7 +86,7 @@ class Spans:
             except Exception as error:
                 if not isinstance(error, Snooze):
                     kind, stack = type(error).__name__, "".join(traceback.format_exception(error))
-                    _record_error(span, kind, f"{kind}: {error}", stack, hides=self._hides_errors)
+                    _record_error(span, kind, f"{kind}: {error}", stack, hides=isinstance(error, self._hidden))
                 raise
 
     def attach(self, carrier: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?", re.S)
 
 
-def open_traces(wanted: bool, *, hides_errors: bool = False) -> Spans | None:
+def open_traces(wanted: bool, *, hides_errors: bool = False, hides_refused: bool = False) -> Spans | None:
     """Returns ``Spans`` if traces are on, else None. ConfigError if OpenTelemetry is not installed."""
     if not wanted:
         return None
@@ -32,7 +32,7 @@ def open_traces(wanted: bool, *, hides_errors: bool = False) -> Spans | None:
         if (error.name or "").partition(".")[0] != "opentelemetry":
             raise
         raise ConfigError("traces: OpenTelemetry is not installed; pip install 'holdfast[otel]'") from error
-    return Spans(hides_errors=hides_errors)
+    return Spans(hides_errors=hides_errors, hides_refused=hides_refused)
 
 
 def submission(spans: Spans | None, jobs: Sequence[NewJob]) -> AbstractContextManager[Sequence[NewJob]]:

@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from holdfast import Context, Dead, Holdfast, Snooze
 from holdfast.core.models import Job, Options
+from holdfast.integrations.cryptography import AesGcmCodec, new_key
 from holdfast.tasks import CURRENT
 from holdfast.telemetry.trace_context import JobFields, add_job_fields, trace_id_of
 from tests.support.spans import Spans, identity, inside
@@ -220,6 +221,33 @@ async def test_error_in_a_span_is_masked_and_hidden_as_in_the_log(tmp_path: Path
         text = exported(span)
         assert "hunter2" not in text
         assert ("4111-1111" in text) is ("ValueError: card" in text) is not redacted
+    await app.close()
+
+
+async def test_refused_value_is_in_no_span_of_an_application_with_a_codec(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db", traces=True, codec=AesGcmCodec({"key": new_key()}))
+
+    @app.task("bill")
+    async def bill(cents: int) -> None: ...
+
+    @app.task("order", max_attempts=1)
+    async def order(context: Context, name: str) -> None:
+        await context.step("bill", lambda: app.enqueue("bill", {"cents": name}))
+
+    @app.task("fails", max_attempts=1)
+    async def fails(context: Context) -> None:
+        await context.step("ask", lambda: 1 // 0)
+
+    spans = Spans()
+    async with harness(app) as harnessed:
+        await order.enqueue("Ada Smith")
+        await fails.enqueue()
+        await harnessed.run_until_idle()
+    (run,), (step,), (other,) = [spans.named(name) for name in ("run order", "step bill", "step ask")]
+    assert (step.status.status_code, dict(step.attributes or {})["error.type"]) == (trace.StatusCode.ERROR, "Invalid")
+    assert "argument 'cents' of task 'bill': [encrypted] is not valid" in exported(run)
+    assert "ZeroDivisionError: integer" in exported(other)
+    assert not any("Ada Smith" in exported(span) for span in spans.ended)
     await app.close()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.encryption import Codec
-from holdfast.core.errors import Invalid
+from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.models import MICROSECOND, Job, NewJob, Options, UniqueKey
 from holdfast.core.validation import check_span, did_you_mean, value_at
 
@@ -70,7 +70,12 @@ class Unique(msgspec.Struct, frozen=True):
         payload = json.loads(job.payload) if any(part.startswith("args") for part in self.by) else None
         values = {part: _value_of(part, job, payload) for part in self.by}
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
-        return KEY_PREFIX + (hashlib.sha256(text).hexdigest() if codec is None else codec.hash_text(text))
+        try:
+            return KEY_PREFIX + (hashlib.sha256(text).hexdigest() if codec is None else codec.hash_text(text))
+        except HoldfastError:
+            raise  # it says what the codec lacks
+        except Exception as error:
+            raise HoldfastError(f"the codec could not hash a unique key ({type(error).__name__})") from error
 
 
 def _check_parts(by: object) -> None:

@@ -313,7 +313,6 @@ class _Failing:
     """A codec whose key service may be away."""
 
     key_id = "old"
-    hash_text = HAS_OLD.hash_text
     decode = HAS_OLD.decode
     is_away = False
 
@@ -321,6 +320,9 @@ class _Failing:
         if self.is_away:
             raise OSError("away")
         return HAS_OLD.encode(text, context)
+
+    def hash_text(self, text: bytes) -> str:
+        raise OSError("away")
 
 
 async def test_result_that_cannot_be_encrypted_is_stored_nowhere(home: str) -> None:
@@ -335,6 +337,13 @@ async def test_result_that_cannot_be_encrypted_is_stored_nowhere(home: str) -> N
         assert dead.error == "the codec could not encrypt (OSError)"
         with pytest.raises(HoldfastError, match=r"could not encrypt \(OSError\)"):
             await app.enqueue("mail.send", {"to": "ada"})
+
+
+async def test_unique_job_is_not_stored_while_its_key_cannot_be_hashed(home: str) -> None:
+    async with _app(home, _Failing()) as app:
+        with pytest.raises(HoldfastError, match=r"the codec could not hash a unique key \(OSError\)"):
+            await app.enqueue("mail.send", {"to": "ada"}, unique="active")
+        assert await app.count() == 0
 
 
 async def test_worker_outlives_a_codec_that_fails(home: str) -> None:

@@ -16,6 +16,7 @@ from holdfast import (
     Invalid,
     JobFilter,
     JobState,
+    RetryAfter,
     Unique,
 )
 from holdfast.app.overview import KeyUse
@@ -277,8 +278,8 @@ async def test_errors_of_holdfast_quote_no_encrypted_argument(home: str) -> None
     word = "persimmon"
     async with Holdfast(home, codec=HAS_OLD) as app:
         given: list[tuple[str, dict[str, Any]]] = [("mail.send", {"to": [word]}), ("choose", {"color": word})]
-        given += [("step", {"word": word}), ("forward", {"word": word})]
-        jobs = [await app.enqueue(task, payload) for task, payload in given]
+        given += [("step", {"word": word}), ("forward", {"word": word}), ("again", {"word": word})]
+        jobs = [await app.enqueue(task, payload, max_attempts=2) for task, payload in given]
     app = _app(home, HAS_OLD)
     events = Recorder(app)
 
@@ -296,17 +297,25 @@ async def test_errors_of_holdfast_quote_no_encrypted_argument(home: str) -> None
     async def forward(word: str) -> None:
         await app.enqueue("mail.send", {"to": [word]})
 
+    @app.task("again")
+    async def again(word: str) -> None:
+        try:
+            await forward(word)
+        except Invalid:
+            raise RetryAfter(5, "later")  # noqa: B904 - without "from", as many write it
+
     async with harness(app, defer_for="1s") as harnessed:
         await harnessed.run_until_idle()
         dead = [await app.get(job.id) for job in jobs]
-        attempt, *_ = await app.attempts(jobs[-1].id)
-    assert [job.reason for job in dead] == ["payload", "payload", "result", "max_attempts"]
+        attempts = [(await app.attempts(job.id))[0] for job in jobs[-2:]]
+    assert [job.reason for job in dead] == ["payload", "payload", "result", "max_attempts", "max_attempts"]
     errors = [str(job.error) for job in dead]
     assert "argument 'to' of task 'mail.send': [encrypted] is not valid; expected `str`, got `array`" in errors[0]
     assert "argument 'color' of task 'choose': [encrypted] is not valid; it does not fit the task" in errors[1]
     assert "argument 'to' of task 'mail.send': [encrypted] is not valid; expected `str`, got `array`" in errors[3]
-    assert (attempt.traceback or "").endswith(errors[3])
-    assert not any(word in str(each) for each in (*errors, attempt, *events.events))
+    assert errors[4] == f"RetryAfter: later, after {errors[3]}"
+    assert all((each.traceback or "").endswith(error) for each, error in zip(attempts, errors[3:], strict=True))
+    assert not any(word in str(each) for each in (*errors, *attempts, *events.events))
 
 
 class _Failing:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.core.errors import Invalid
 from holdfast.core.faults import InjectedError
 from holdfast.core.lifecycle import (
@@ -58,15 +60,16 @@ def outcome_of(error: BaseException, task: Task[..., Any] | None, *, is_encrypte
     """Returns the outcome of an exception raised by a handler. Never raises.
 
     ``task`` decides which exceptions are retryable; None: all are. ``is_encrypted``: the store has payloads encrypted,
-    so a refusal of a call that the handler made, such as ``enqueue``, quotes no value.
+    so a refusal of a call that the handler made, such as ``enqueue``, quotes no value; nor does a retry because of it.
     """
     try:
         outcome = _outcome_of_error(error, task)
-        if is_encrypted and type(outcome) is Failed and isinstance(error, Invalid):
-            text = _describe_refusal(error, "the call that the handler made does not accept it")
+        refused = _handled_error(error) if isinstance(error, RetryAfter) else error
+        if is_encrypted and type(outcome) is Failed and isinstance(refused, Invalid):
+            head = "" if refused is error else f"{describe_error(error)}, after "
+            text = storable_text(head + _describe_refusal(refused, "the call that the handler made does not accept it"))
             frames = _skip_own_frames(_frames_of(error))
-            shown = None if frames is None else _format_frames(frames, text)
-            return Failed(error=text, traceback=shown, reason=outcome.reason, retryable=outcome.retryable)
+            return replace(outcome, error=text, traceback=None if frames is None else _format_frames(frames, text))
         return outcome
     except BaseException as trouble:  # attributes of the exception and predicates of the task may raise
         text = f"{describe_error(error)} (looking at it raised {describe_error(trouble)})"
@@ -82,9 +85,8 @@ def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outc
         case RetryAfter(delay=delay, scope=scope):
             pause = None if scope == "job" else str(scope)
             text, traceback = describe_error(error), None
-            cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-            if cause is not None:  # raised where another error was handled: that one tells what is wrong
-                text, traceback = storable_text(f"{text}, after {describe_error(cause)}"), format_traceback(error)
+            if (handled := _handled_error(error)) is not None:
+                text, traceback = storable_text(f"{text}, after {describe_error(handled)}"), format_traceback(error)
             return Failed(error=text, delay=check_span(delay, "delay"), pause=pause, traceback=traceback)
         case Dead():
             return Failed(error=describe_error(error), reason=Reason.NON_RETRYABLE, retryable=False)
@@ -103,14 +105,18 @@ def _outcome_of_error(error: BaseException, task: Task[..., Any] | None) -> Outc
     )
 
 
+def _handled_error(error: RetryAfter) -> BaseException | None:
+    """Returns the error that was handled where this one was raised: it tells what is wrong."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
 def payload_refused(error: Invalid, *, is_encrypted: bool = False) -> Failed:
     """Returns the failure of a payload that does not fit the task (``Task.bind`` raised); not retryable.
 
     ``is_encrypted``: the store has the payload encrypted, so the error, which it has in the clear, quotes no value.
     """
-    text = describe_error(error)
-    if is_encrypted:
-        text = _describe_refusal(error, "it does not fit the task, or this worker's settings")
+    otherwise = "it does not fit the task, or this worker's settings"
+    text = _describe_refusal(error, otherwise) if is_encrypted else describe_error(error)
     return Failed(error=text, reason=Reason.PAYLOAD, retryable=False)
 
 

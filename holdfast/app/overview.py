@@ -22,12 +22,11 @@ from holdfast.core.validation import check_span
 from holdfast.core.waits import MAX_SIGNALS, step_value
 from holdfast.core.workers import WorkerInfo
 from holdfast.stores.base import Store
+from holdfast.stores.common.searches import iterate_jobs
 from holdfast.stores.encrypted_store import READABLE_TASKS
 from holdfast.tasks.saved_values import started_children
 
 _PAGE = 100
-
-_PAGE_SIZE = 500  # failed jobs that are read together
 
 
 class _Opened(Protocol):
@@ -135,14 +134,9 @@ class OverviewMethods:
 async def _count_keys_of_jobs(store: Store, states: tuple[JobState, ...]) -> Counter[str | None]:
     """Returns the number of jobs in these states that need each key, for their payload, a step or a child's result."""
     counted: Counter[str | None] = Counter()
-    cursor: str | None = None
-    while True:
-        page = await store.query.find(JobFilter(states=states), limit=_PAGE, cursor=cursor)
-        for job in page.jobs:
-            counted.update(await _key_ids_of(store, job))
-        cursor = page.cursor
-        if cursor is None:
-            return counted
+    async for job in iterate_jobs(store, JobFilter(states=states), page_size=_PAGE):
+        counted.update(await _key_ids_of(store, job))
+    return counted
 
 
 async def _key_ids_of(store: Store, job: Job) -> set[str | None]:
@@ -171,12 +165,8 @@ async def _failed_jobs(store: Store, where: JobFilter) -> list[FailedJob]:
     states = tuple(each for each in (JobState.DEAD, JobState.FAILED) if each in (where.states or JobState))
     if not states:
         raise Invalid("where.states", where.states, "name dead or failed: other jobs have no error")
-    failed, cursor, is_first = [], None, True
-    while is_first or cursor is not None:
-        page = await store.query.find(replace(where, states=states), limit=_PAGE_SIZE, cursor=cursor)
-        failed += [_failed_job(job) for job in page.jobs if job.error_group is not None]
-        cursor, is_first = page.cursor, False
-    return failed
+    found = iterate_jobs(store, replace(where, states=states))
+    return [_failed_job(job) async for job in found if job.error_group is not None]
 
 
 def _failed_job(job: Job) -> FailedJob:

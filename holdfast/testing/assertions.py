@@ -13,6 +13,7 @@ from holdfast.app import BoundTask, Holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import check_span
+from holdfast.stores.common.searches import iterate_jobs
 from holdfast.tasks import encode_payload
 from holdfast.testing.inline import run_enqueued
 from holdfast.testing.transactions import TrackedTransactions, draft_pending
@@ -137,15 +138,8 @@ def _all_jobs(app: Holdfast) -> list[Job]:
 
 
 async def _read(app: Holdfast) -> list[Job]:
-    store = await app.open_store()
-    jobs: list[Job] = []
-    cursor: str | None = None
-    while True:
-        page = await store.query.find(JobFilter(), limit=500, cursor=cursor)
-        jobs += page.jobs
-        cursor = page.cursor
-        if cursor is None:
-            return jobs[::-1]
+    jobs = [job async for job in iterate_jobs(await app.open_store(), JobFilter())]
+    return jobs[::-1]
 
 
 class EnqueuedJobs:

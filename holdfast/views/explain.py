@@ -20,6 +20,7 @@ from holdfast.core.validation import did_you_mean, format_duration
 from holdfast.core.waits import JobWaits
 from holdfast.core.workers import WorkerInfo, serves_queue
 from holdfast.stores.base import EVERY_QUEUE, Store
+from holdfast.stores.common.searches import iterate_jobs
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.views.formatting import clip_text, count_noun, format_moment, format_span
 from holdfast.views.limit_use import LimitUse, explain_use, read_limit_uses, shown_value
@@ -30,7 +31,6 @@ _START_CAPABLE_WORKER = (
     "a worker gives back what it does not know, for as long as defer_for says, and then it is dead"
 )
 _COUNTED = 2000  # ready jobs of a queue that are read to determine a job's exact position
-_PAGE = 500
 _AWAITED_SHOWN = 3  # jobs that a waiting job waits for
 _CAUSE = 500  # characters of the error of a deferred job
 _MINUTE = timedelta(minutes=1)
@@ -127,17 +127,9 @@ async def _ahead(store: Store, job: Job, queues: Sequence[QueueInfo]) -> tuple[i
 
 async def _counted_ahead(store: Store, job: Job) -> int:
     where = JobFilter(queue=job.queue, states=(JobState.QUEUED,))
-    ahead, cursor = 0, None
-    position = (-job.priority, job.run_at_us, job.id)
-    while True:
-        page = await store.query.find(where, limit=_PAGE, cursor=cursor)
-        ahead += sum(
-            other.partition == job.partition and (-other.priority, other.run_at_us, other.id) < position
-            for other in page.jobs
-        )
-        cursor = page.cursor
-        if cursor is None:
-            return ahead
+    found = iterate_jobs(store, where)
+    same = [(-each.priority, each.run_at_us, each.id) async for each in found if each.partition == job.partition]
+    return sum(place < (-job.priority, job.run_at_us, job.id) for place in same)
 
 
 def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:

@@ -6,13 +6,14 @@ Successes are many, and soon met. The others are few among millions, and found b
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast.core.models import JobFilter, JobState
+from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.stats import StateCounts
+from holdfast.stores.base import Store
 from holdfast.stores.common.named_sql import CODES, STATES
 
 UNSUCCESSFUL = frozenset({JobState.DEAD, JobState.CANCELLED})
@@ -117,6 +118,16 @@ def _possible_states(where: JobFilter) -> frozenset[JobState]:
 
 def _is_by_tag(where: JobFilter) -> bool:
     return where.tag is not None and not is_unsuccessful(where)
+
+
+async def iterate_jobs(store: Store, where: JobFilter, *, page_size: int = 500) -> AsyncGenerator[Job, None]:
+    """Yields all jobs that match, the newest first. Raises as ``find`` does, also between jobs."""
+    cursor, has_more = None, True
+    while has_more:
+        page = await store.query.find(where, limit=page_size, cursor=cursor)
+        cursor, has_more = page.cursor, page.cursor is not None
+        for job in page.jobs:
+            yield job
 
 
 class SearchParts:

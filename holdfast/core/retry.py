@@ -253,6 +253,8 @@ def _parse_seconds(field: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
+        number = None
+    if number is None:  # not in the clause: its error would be the cause of the next
         return parse_duration(text, field).total_seconds()
     return _number(field, number, 0, _MAX_DELAY_SECONDS)
 

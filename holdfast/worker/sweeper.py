@@ -32,19 +32,20 @@ class Sweeper:
         self._shared = shared
         self._store = store
         self._backoff = StoreBackoff(shared, "sweeper")
-        self._began = self._pruned_at = self._counted_at = shared.clock.monotonic()
-        self._ended_expired_at = -_END_EXPIRED_EVERY
+        self._began = self._ended_expired_at = float("-inf")  # due
+        self._pruned_at = self._counted_at = shared.clock.monotonic()
         self._unassigned: dict[str, int] = {}  # revisions of limits whose jobs lack partitions, as they were last
         self._refused: set[str] = set()  # reported jobs that the store cannot settle
 
     async def run(self) -> None:
-        """Sweep every interval, or up to a fifth earlier, so that many workers do not sweep at once. A long sweep
-        shortens the pause after it: expired leases do not wait for the rest of its work."""
+        """Sweep after a tenth to three tenths of an interval, then every interval, or up to a fifth earlier: many
+        workers do not sweep at once. A long sweep shortens the pause after it: expired leases wait for no other work.
+        """
         shared = self._shared
         while True:
-            interval = shared.settings.sweep.total_seconds()
+            interval, share = shared.settings.sweep.total_seconds(), shared.rng.uniform(0.8, 1.0)
             spent = shared.clock.monotonic() - self._began
-            await shared.clock.sleep(max(interval * shared.rng.uniform(0.8, 1.0) - spent, interval * 0.2))
+            await shared.clock.sleep(max(interval * share - spent, interval * (share - 0.7)))
             self._began = shared.clock.monotonic()
             if shared.settings.role == "follower":
                 continue

@@ -197,6 +197,27 @@ async def test_job_of_a_dead_worker_is_found_in_time_while_very_much_is_pruned(
         assert len(pruned) > 15, "each takes half a second, and half a second of pause: sweeps go on with the rest"
 
 
+async def test_workers_sweep_soon_after_their_start_and_not_together(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps: list[float] = []
+
+    async def reannounce(maintenance: ForwardingMaintenance) -> int:
+        sweeps.append(harnessed.clock.monotonic())
+        return 0
+
+    monkeypatch.setattr(ForwardingMaintenance, "reannounce", reannounce)
+    async with harness(app, sweep="1000s") as harnessed:
+        began = harnessed.clock.monotonic()
+        for _ in range(4):
+            await harnessed.start()
+        for _ in range(76):
+            await harnessed.advance(4)
+        assert len(sweeps) == 4
+        assert min(sweeps) < max(sweeps)
+        assert min(sweeps) - began >= 100
+
+
 async def test_sweeps_follow_the_setting(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps: list[float] = []
 

@@ -189,7 +189,7 @@ class Settings(ServiceSettings):
     result_limit = Setting(byte_size("1KiB", "64MiB"), "1MiB", "The largest result of a job.")
     key_limit = Setting(whole_number(1, MAX_KEY_LENGTH), MAX_KEY_LENGTH, "Characters of an idempotency key.")
     strict_idempotency = Setting(
-        FLAG, False, "Whether the same key with a different submission is a conflict instead of the first job."
+        FLAG, False, "Whether the same key (not id) with a different submission is a conflict instead of the first job."
     )
     role = Setting(
         one_of("auto", "leader", "follower"),

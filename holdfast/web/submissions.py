@@ -70,6 +70,18 @@ EXPIRY = ValueType(
     any_value,
 )
 _ATTEMPTS = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 25}, {"type": "string", "const": "unlimited"}]}
+_UNIQUE = {
+    "type": ["string", "number", "object"],
+    "minLength": 1,
+    "maxLength": 40,
+    "properties": {
+        "during": {"type": ["string", "number"], "description": '"unstarted", "active", or a span such as "10m".'},
+        "by": {"type": "array", "items": {"type": "string", "pattern": "^(task|queue|args([.][^.]+)*)$"}},
+        "on_conflict": {"type": "string", "pattern": "^(keep|replace|reschedule)$", "default": "keep"},
+    },
+    "required": ["during"],
+    "additionalProperties": False,
+}
 _DEPENDENCY = ValueType(
     {
         "anyOf": [
@@ -112,7 +124,7 @@ SUBMISSION = BodySchema(
         Field("key_for", _SPAN, "How long the key lives at least; it lives as long as its job's row anyway."),
         Field(
             "unique",
-            ValueType({"type": ["string", "number", "object"], "minLength": 1, "maxLength": 40}, any_value),
+            ValueType(_UNIQUE, any_value),
             "At most one job for the same work: while one is unstarted, while one is active, or for a span; or an "
             "object with `during`, `by` and `on_conflict`.",
             example="active",
@@ -133,7 +145,7 @@ SUBMISSION = BodySchema(
         Field(
             "retry",
             ValueType({"type": ["string", "object"], "minLength": 1, "maxLength": 200}, _retry),
-            "When to try again, as text or as a job shows it.",
+            "When to try again, as a job shows it, or as text: `exponential:base=5`, `fixed:3`, `immediate`, `1,5m`.",
             example="exponential:base=5",
         ),
         Field("tags", array_value(TAG_VALUE, 100, least=0), "Words to find it by.", example=["spring"]),
@@ -141,8 +153,8 @@ SUBMISSION = BodySchema(
         Field(
             "after",
             array_value(_DEPENDENCY, MAX_LIST),
-            "Jobs that must have ended first: stored ones, or earlier ones of the batch. Not together with `delay` "
-            "or `run_at`.",
+            "Jobs that must have ended first: ids, or objects with `job_id` and `on` (success, failure or end), of "
+            "stored jobs or of earlier ones of the batch with an own `id`. Not together with `delay` or `run_at`.",
             example=[ID],
         ),
         Field("batch", ID_VALUE, "The batch of which it is a member; that must not have ended.", example=ID),

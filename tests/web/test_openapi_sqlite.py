@@ -97,6 +97,8 @@ def test_each_enum_is_named_once_and_constants_are_typed() -> None:
         ("JobSelection", {"ids": ["a"]}, {"ids": ["a"], "all": True}),
         ("ReplayRequest", {"all": True, "rate": "1/s"}, {"dry_run": True}),
         ("Submission", {"task": "t", "payload": {}, "delay": 1}, {"delay": 1, "run_at": "2030-01-31T08:00:00Z"}),
+        ("Submission", {"task": "t", "payload": {}, "unique": {"during": "active", "by": ["args.a"]}}, {"unique": {}}),
+        ("Submission", {"task": "t", "payload": {}, "unique": 60}, {"unique": {"during": 60, "on_conflict": "drop"}}),
         ("SettlementRequest", {"token": "t", "outcome": "released"}, {"result": 1}),
         ("SettlementRequest", {"token": "t", "outcome": "snoozed", "delay": 1}, {"outcome": "failed"}),
     ],

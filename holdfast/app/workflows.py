@@ -152,16 +152,18 @@ After = str | Dependency | NewJob | JobHandle[Any]
 
 def parse_dependencies(after: After | Iterable[After]) -> tuple[Dependency, ...]:
     """Returns the dependencies of a job. Raises Invalid for what names no job."""
-    given: object = [after] if isinstance(after, str | Dependency | NewJob | JobHandle) else after
+    if isinstance(after, str | Dependency | NewJob | JobHandle):
+        return (_parse_dependency(after, "after"),)
+    given: object = after
     if not isinstance(given, Iterable):
         raise Invalid("after", after, "give jobs: their ids or handles, drafted jobs, or a Dependency of each")
-    found = tuple(map(_parse_dependency, given))
+    found = tuple(_parse_dependency(each, f"after[{index}]") for index, each in enumerate(given))
     if len(found) > MAX_DEPENDENCIES:
         raise Invalid("after", len(found), f"give up to {MAX_DEPENDENCIES:,} jobs")
     return found
 
 
-def _parse_dependency(after: object) -> Dependency:
+def _parse_dependency(after: object, field: str) -> Dependency:
     on: object = Condition.SUCCESS
     reference = after
     if isinstance(after, Dependency):
@@ -170,18 +172,22 @@ def _parse_dependency(after: object) -> Dependency:
         reference = after.id
     job_id = parse_id(reference) if isinstance(reference, str) else None
     if job_id is None:
-        raise Invalid("after", reference, "give a job: its id or handle, a drafted job, or a Dependency")
+        raise Invalid(field, reference, "give a job: its id or handle, a drafted job, or a Dependency")
+    return Dependency(job_id, _check_condition(on, f"{field}.on"))
+
+
+def _check_condition(on: object, field: str) -> Condition:
     if on not in list(Condition):
-        raise Invalid("on", on, f"give one of {', '.join(Condition)}")
-    return Dependency(job_id, Condition(str(on)))
+        raise Invalid(field, on, f"give one of {', '.join(Condition)}")
+    return Condition(str(on))
 
 
-def read_dependency(value: object) -> object:
+def read_dependency(value: object, field: str = "after") -> object:
     """Returns a dependency given as a JSON object, ``{"job_id": …, "on": …}``; anything else as it is."""
     if not isinstance(value, Mapping):
         return value
     if not {"job_id"} <= set(value) <= {"job_id", "on"}:
-        raise Invalid("after", dict(value), 'give an id, or {"job_id": …, "on": "success"}')
+        raise Invalid(field, dict(value), 'give an id, or {"job_id": …, "on": "success"}')
     return Dependency(value["job_id"], value.get("on", Condition.SUCCESS))
 
 
@@ -202,6 +208,6 @@ def chain_jobs(*jobs: NewJob, on: str = Condition.SUCCESS) -> list[NewJob]:
     """
     linked = list(jobs[:1])
     for job in jobs[1:]:
-        dependency = _parse_dependency(Dependency(linked[-1].id, on))
+        dependency = Dependency(linked[-1].id, _check_condition(on, "on"))
         linked.append(replace(job, after=(*job.after, dependency)))
     return linked

@@ -12,6 +12,7 @@ from msgspec import Meta
 from holdfast.app import Holdfast
 from holdfast.app.handle import find_ids, refused_state
 from holdfast.core.errors import Busy, Conflict, Invalid, TooBroad, Unavailable
+from holdfast.core.ids import parse_id
 from holdfast.core.models import Job, JobFilter, JobState
 from holdfast.core.validation import LONGEST, RATE_PATTERN, check_key, parse_rate
 from holdfast.stores.common.requests import CHOICE_SECONDS
@@ -42,6 +43,7 @@ from holdfast.web.submissions import check_task
 MAX_JOBS = 1000
 """Jobs that one call changes."""
 _MAX_COUNTED = 1_000_000  # jobs that a dry run counts
+_REFERENCE = text_value(1, 600)
 _MAX_DELAY = int(LONGEST.total_seconds())
 
 
@@ -93,6 +95,15 @@ def _check_rate(value: Any, field: str) -> str:
     return str(value)
 
 
+def _check_reference(value: Any, field: str) -> str:
+    text: str = _REFERENCE.check(value, field)
+    if text.startswith("key:"):
+        check_key(text.removeprefix("key:"), field)
+    elif parse_id(text) is None:
+        raise Invalid(field, text, "give a job's id (a UUID or ULID), or key: and its idempotency key")
+    return text
+
+
 def _filter(value: Any, field: str) -> dict[str, Any]:
     """Parses a filter. Refuses an empty one: ``all`` selects every job."""
     read: dict[str, Any] = FILTER.value.check(value, field)
@@ -123,7 +134,12 @@ AFTER = Field(
 )
 EDITED_PAYLOAD = Field("payload", OBJECT, "Edited arguments; leave it out to keep them.", example={"to": "a@b.c"})
 _SELECTION = (
-    Field("ids", array_value(text_value(1, 600), MAX_JOBS), "These jobs, each by its id or `key:NAME`.", example=[ID]),
+    Field(
+        "ids",
+        array_value(_REFERENCE._replace(check=_check_reference), MAX_JOBS),
+        "These jobs, each by its id or `key:NAME`.",
+        example=[ID],
+    ),
     Field(
         "filter",
         ValueType({**FILTER.reference.schema, "minProperties": 1}, _filter),
@@ -217,7 +233,7 @@ async def run_bulk(
     selectors = [name for name in _SELECTORS if name in provided]
     if len(selectors) != 1:
         given = RawText(" and ".join(selectors) or "nothing")
-        raise Invalid("ids", given, "give exactly one of ids, filter and all", "does not say which jobs")
+        raise Invalid("body", given, "give exactly one of ids, filter and all", "does not say which jobs")
     limit, dry_run = provided.get("limit", MAX_JOBS), provided.get("dry_run", False)
     pace = PacedCalls(change, timedelta(seconds=provided.get("after", 0)))
     if ids is not None:
@@ -243,9 +259,6 @@ async def _change_named(
 async def _find_jobs(call: RequestContext, references: Sequence[str]) -> tuple[list[Job], list[tuple[str, None]]]:
     """Returns the jobs that the references name, in queues of the caller, and the references to no such job. Reads no
     payloads: a thousand may exceed the memory."""
-    for each in references:
-        if each.startswith("key:"):
-            check_key(each.removeprefix("key:"), "id")
     store = await call.app.open_store()
     ids = await find_ids(store, references)
     jobs = await store.query.summaries(list(dict.fromkeys(filter(None, ids.values()))))

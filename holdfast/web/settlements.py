@@ -164,16 +164,20 @@ SETTLE = BodySchema(
 )
 
 
-def outcome_of(given: Mapping[str, Any], settings: Settings, path: str = "") -> Outcome:
-    """The outcome that a settlement means; Invalid where it contradicts itself."""
+def _check_fields(given: Mapping[str, Any], path: str) -> None:
+    """Raises Invalid for a settlement that contradicts itself."""
     word = given["outcome"]
     for name in given.keys() - {"token", "outcome"} - _MEANT[word]:
         known = ", ".join(sorted(_MEANT[word])) or "nothing more"
-        raise Invalid(path + name, RawText("it"), f"with {word!r} goes {known}", f"does not go with {word!r}")
+        raise Invalid(path + name, given[name], f"with {word!r} goes {known}", f"does not go with {word!r}")
     needed = _NEEDED.get(word)
     if needed is not None and needed not in given:
         raise Invalid(path + needed, RawText("nothing"), f"it is required with {word!r}", "was given", code="missing")
-    match word:
+
+
+def outcome_of(given: Mapping[str, Any], settings: Settings, path: str = "") -> Outcome:
+    """Returns the outcome that a settlement means."""
+    match given["outcome"]:
         case "succeeded":
             return _succeeded(given.get("result"), settings)
         case "snoozed":
@@ -182,7 +186,7 @@ def outcome_of(given: Mapping[str, Any], settings: Settings, path: str = "") -> 
             return Released()
         case "cancelled":
             return Cancelled()
-    return _failed(given, retryable=word == "failed", path=path)
+    return _failed(given, retryable=given["outcome"] == "failed", path=path)
 
 
 def _succeeded(result: Any, settings: Settings) -> Outcome:
@@ -246,6 +250,7 @@ def read_settlements(given: Sequence[Mapping[str, Any]], settings: Settings) -> 
     for index, each in enumerate(given):
         path = f"settlements[{index}]."
         read = SETTLEMENT.read(each, path)
+        _check_fields(each, path)
         leases.append(read["token"])
         outcomes.append(outcome_of(read, settings, path))
     check_once(leases, "settlements[{}].token")

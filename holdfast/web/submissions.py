@@ -97,7 +97,7 @@ _DEPENDENCY = ValueType(
             },
         ]
     },
-    lambda value, field: read_dependency(value),
+    read_dependency,
 )
 ID_VALUE = ValueType({"type": "string", "format": "uuid"}, any_value)
 SUBMISSION = BodySchema(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.errors import quote_value
 from holdfast.core.models import Lease
 from holdfast.web.lease_tokens import token_of
 from tests.web.client import UNKNOWN_ID, Api
@@ -77,6 +78,7 @@ def test_what_is_wrong_is_named_and_nothing_is_changed(api: Api, worker: Worker)
         settlements = [{"token": job["token"], "outcome": "succeeded"}, {"token": "MS5h", **bad}]
         problem = api.refused("POST", "/v1/claims/settle", 422, json={"worker": "js-1", "settlements": settlements})
         assert problem["field"] == f"settlements[1].{field}", bad
+        assert field not in bad or problem["value"] == quote_value(bad[field]), bad
     assert worker.settle(job, "succeeded") == ("accepted", "succeeded")
 
 

@@ -79,21 +79,23 @@ def test_job_waits_for_others(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "after",
+    ("after", "field"),
     [
-        ["nonsense"],
-        [UNKNOWN_ID],
-        [{"job_id": UNKNOWN_ID}],
-        [{"on": "end"}],
-        [{"job_id": UNKNOWN_ID, "on": "never"}],
-        [{"job_id": UNKNOWN_ID, "more": 1}],
-        "text",
-        [5],
+        ([UNKNOWN_ID, "nonsense"], "after[1]"),
+        ([UNKNOWN_ID], "after"),
+        ([{"job_id": UNKNOWN_ID}], "after"),
+        ([UNKNOWN_ID, {"on": "end"}], "after[1]"),
+        ([{"job_id": UNKNOWN_ID, "on": "never"}], "after[0].on"),
+        ([{"job_id": UNKNOWN_ID, "more": 1}], "after[0]"),
+        ("text", "after"),
+        ([5], "after[0]"),
     ],
 )
-def test_dependency_that_names_no_job_is_refused(api: Api, after: Any) -> None:
+def test_dependency_that_names_no_job_is_refused(api: Api, after: Any, field: str) -> None:
     body = {"task": "work", "payload": {}, "after": after}
-    api.refused("POST", "/v1/jobs", 422, json=body)
+    assert field in api.refused("POST", "/v1/jobs", 422, json=body)["field"]
+    batch = {"jobs": [{"task": "work", "payload": {}}, body]}
+    assert api.refused("POST", "/v1/jobs/batch", 422, json=batch)["field"].endswith(field)
     assert api.get("/v1/jobs")["jobs"] == []
 
 

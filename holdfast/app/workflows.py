@@ -153,7 +153,7 @@ After = str | Dependency | NewJob | JobHandle[Any]
 def parse_dependencies(after: After | Iterable[After]) -> tuple[Dependency, ...]:
     """Returns the dependencies of a job. Raises Invalid for what names no job."""
     if isinstance(after, str | Dependency | NewJob | JobHandle):
-        return (_parse_dependency(after, "after"),)
+        return (_parse_dependency(after),)
     given: object = after
     if not isinstance(given, Iterable):
         raise Invalid("after", after, "give jobs: their ids or handles, drafted jobs, or a Dependency of each")
@@ -163,9 +163,8 @@ def parse_dependencies(after: After | Iterable[After]) -> tuple[Dependency, ...]
     return found
 
 
-def _parse_dependency(after: object, field: str) -> Dependency:
-    on: object = Condition.SUCCESS
-    reference = after
+def _parse_dependency(after: object, field: str = "after") -> Dependency:
+    reference, on = after, str(Condition.SUCCESS)
     if isinstance(after, Dependency):
         reference, on = after.job_id, after.on
     elif isinstance(after, NewJob | JobHandle):
@@ -173,13 +172,9 @@ def _parse_dependency(after: object, field: str) -> Dependency:
     job_id = parse_id(reference) if isinstance(reference, str) else None
     if job_id is None:
         raise Invalid(field, reference, "give a job: its id or handle, a drafted job, or a Dependency")
-    return Dependency(job_id, _check_condition(on, f"{field}.on"))
-
-
-def _check_condition(on: object, field: str) -> Condition:
     if on not in list(Condition):
-        raise Invalid(field, on, f"give one of {', '.join(Condition)}")
-    return Condition(str(on))
+        raise Invalid(f"{field}.on", on, f"give one of {', '.join(Condition)}")
+    return Dependency(job_id, Condition(str(on)))
 
 
 def read_dependency(value: object, field: str = "after") -> object:
@@ -208,6 +203,6 @@ def chain_jobs(*jobs: NewJob, on: str = Condition.SUCCESS) -> list[NewJob]:
     """
     linked = list(jobs[:1])
     for job in jobs[1:]:
-        dependency = Dependency(linked[-1].id, _check_condition(on, "on"))
+        dependency = _parse_dependency(Dependency(linked[-1].id, on))
         linked.append(replace(job, after=(*job.after, dependency)))
     return linked

@@ -43,7 +43,6 @@ from holdfast.web.submissions import check_task
 MAX_JOBS = 1000
 """Jobs that one call changes."""
 _MAX_COUNTED = 1_000_000  # jobs that a dry run counts
-_REFERENCE = text_value(1, 600)
 _MAX_DELAY = int(LONGEST.total_seconds())
 
 
@@ -95,8 +94,7 @@ def _check_rate(value: Any, field: str) -> str:
     return str(value)
 
 
-def _check_reference(value: Any, field: str) -> str:
-    text: str = _REFERENCE.check(value, field)
+def _check_reference(text: str, field: str) -> str:
     if text.startswith("key:"):
         check_key(text.removeprefix("key:"), field)
     elif parse_id(text) is None:
@@ -136,7 +134,7 @@ EDITED_PAYLOAD = Field("payload", OBJECT, "Edited arguments; leave it out to kee
 _SELECTION = (
     Field(
         "ids",
-        array_value(_REFERENCE._replace(check=_check_reference), MAX_JOBS),
+        array_value(text_value(1, 600, _check_reference), MAX_JOBS),
         "These jobs, each by its id or `key:NAME`.",
         example=[ID],
     ),
@@ -181,8 +179,7 @@ async def cancel_one(call: RequestContext) -> ApiResponse:
 
 async def replay_one(call: RequestContext) -> ApiResponse:
     """Queue a job again."""
-    job = await find_job(call, call.path["job_id"])
-    return await replay_job(call, job)
+    return await replay_job(call, await find_job(call, call.path["job_id"]))
 
 
 async def replay_job(call: RequestContext, job: Job) -> ApiResponse:
@@ -232,8 +229,8 @@ async def run_bulk(
     ids = provided.get("ids")
     selectors = [name for name in _SELECTORS if name in provided]
     if len(selectors) != 1:
-        given = RawText(" and ".join(selectors) or "nothing")
-        raise Invalid("body", given, "give exactly one of ids, filter and all", "does not say which jobs")
+        remedy = "give exactly one of ids, filter and all"
+        raise Invalid("body", RawText(" and ".join(selectors) or "nothing"), remedy, "does not say which jobs")
     limit, dry_run = provided.get("limit", MAX_JOBS), provided.get("dry_run", False)
     pace = PacedCalls(change, timedelta(seconds=provided.get("after", 0)))
     if ids is not None:

@@ -165,7 +165,6 @@ SETTLE = BodySchema(
 
 
 def _check_fields(given: Mapping[str, Any], path: str) -> None:
-    """Raises Invalid for a settlement that contradicts itself."""
     word = given["outcome"]
     for name in given.keys() - {"token", "outcome"} - _MEANT[word]:
         known = ", ".join(sorted(_MEANT[word])) or "nothing more"

@@ -97,6 +97,9 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
     async def build_filter(self, app: Holdfast, states: tuple[JobState, ...] = ()) -> JobFilter:
         """Returns the filter; ``states``: the default for ``--state``. Invalid names the option that is wrong."""
+        after, before = await _instant(app, "since", self.since), await _instant(app, "until", self.until)
+        if after is not None and before is not None and after >= before:
+            raise Invalid("since", self.since, f"until is {self.until!r}: give an earlier since", "is not before until")
         return JobFilter(
             states=tuple(JobState(name) for name in self.state) or states,
             queue=None if self.queue is None else check_name("queue", self.queue),
@@ -106,8 +109,8 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
             worker=self.worker,
             error=self.error,
             error_group=None if self.error_group is None else check_error_group(self.error_group),
-            created_after=await _instant(app, "since", self.since),
-            created_before=await _instant(app, "until", self.until),
+            created_after=after,
+            created_before=before,
             not_started_after=await _instant(app, "not_started_after", self.not_started_after),
         )
 

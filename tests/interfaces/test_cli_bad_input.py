@@ -23,6 +23,7 @@ USAGE = [
     (["list", "--state", "bored"], "bored"),
     (["list", "--queue", "No Spaces"], "queue: 'No Spaces'"),
     (["list", "--since", "yesterday"], "since: 'yesterday'"),
+    (["list", "--since", "1h", "--until", "2h"], "since: '1h' is not before until"),
     (["list", "--since", "2030-02-30T00:00:00Z"], "since"),
     (["list", "--cursor", "x"], "cursor: 'x'"),
     (["show"], "Missing argument"),

@@ -207,6 +207,8 @@ def test_filters_must_all_match(api: Api) -> None:
         ("tag=%00", "tag"),
         ("tag=%ff", "query"),
         ("since=yesterday", "since"),
+        ("since=1h&until=2h", "since"),
+        ("since=2030-01-31T08:00:00Z&until=2030-01-31T09:00:00%2B01:00", "since"),
         ("since=2024-02-30T00:00:00Z", "since"),
         ("error=" + "(a%2B)" * 2000, "error"),
         ("filter=(a%2B)%2B%24", "filter"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -74,12 +73,6 @@ class SettleAnswer(msgspec.Struct, frozen=True):
 
 
 # ── the body ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def _delay(value: Any, field: str) -> timedelta:
-    if isinstance(value, bool):
-        raise Invalid(field, value, 'give seconds, or text with a unit such as "5m"')
-    return check_span(value, field)
-
-
 ERROR = BodySchema(
     name="AttemptError",
     doc="Why an attempt failed.",
@@ -140,7 +133,7 @@ SETTLEMENT = BodySchema(
         ),
         Field(
             "delay",
-            ValueType({"type": ["number", "string"], "minimum": 0, "maxLength": 40}, _delay),
+            ValueType({"type": ["number", "string"], "minimum": 0, "maxLength": 40}, check_span),
             'Seconds, or "5m": when a failed job is tried again, whatever its policy; how long a snoozed one sleeps.',
         ),
     ),

@@ -62,6 +62,7 @@ BAD_SETTLEMENTS: list[tuple[dict[str, Any], str]] = [
     ({"outcome": "failed", "error": ERROR, "reason": "max_attempts"}, "reason"),
     ({"outcome": "failed", "error": ERROR, "delay": -1}, "delay"),
     ({"outcome": "failed", "error": ERROR, "delay": "5"}, "delay"),
+    ({"outcome": "failed", "error": ERROR, "delay": True}, "delay"),
     ({"outcome": "dead", "error": ERROR, "delay": 5}, "delay"),
     ({"outcome": "snoozed"}, "delay"),
     ({"outcome": "released", "delay": 5}, "delay"),

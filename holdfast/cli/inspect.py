@@ -345,7 +345,8 @@ def print_story(session: Session, app: Holdfast, job: Job) -> None:
         _print_attempts(attempts, replays_after(job, attempts))
     if steps:
         print_heading("Steps")
-        _print_steps(steps)
+        for each in steps:
+            click.echo(safe_text(f"  {format_moment(each.ended_at_us)}  {each.name}  {clip_text(_step_result(each))}"))
     _print_saved(saved)
     _print_waits(job, waits)
     if lines:
@@ -435,11 +436,6 @@ def _print_attempts(attempts: Sequence[Attempt], replayed: Sequence[bool]) -> No
                 click.echo("\n".join("    " + safe_text(line.replace("\t", "    ")) for line in text.splitlines()))
         if is_replayed:
             click.echo("  replayed: attempts are counted from 1 again")
-
-
-def _print_steps(steps: Sequence[Step]) -> None:
-    for each in steps:
-        click.echo(safe_text(f"  {format_moment(each.ended_at_us)}  {each.name}  {clip_text(_step_result(each))}"))
 
 
 def _step_result(step: Step) -> str:

@@ -100,7 +100,8 @@ class _Watcher:
             while True:
                 job = self._redaction.redact_job(job)
                 document = to_builtins(job_document(job))
-                show(_steady_job(document), document, functools.partial(_job_line, job))
+                steady = {name: value for name, value in document.items() if name != "lease_until"}
+                show(steady, document, functools.partial(_job_line, job))
                 if job.state in TERMINAL:
                     return 0 if job.state is JobState.SUCCEEDED else 1
                 if not self._wait([f"job:{job.id}"]):
@@ -168,10 +169,6 @@ def _steady(status: dict[str, Any]) -> list[dict[str, Any]]:
     moving = ("seen_at", "oldest_ready_seconds", "ended_per_second")
     parts = [*status["queues"], *status["workers"]]
     return [{name: value for name, value in part.items() if name not in moving} for part in parts]
-
-
-def _steady_job(document: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if name != "lease_until"}
 
 
 def _job_line(job: Job, _document: dict[str, Any]) -> str:

@@ -92,12 +92,9 @@ def child_arguments(session: Session, given: dict[str, str | None], *, drain: bo
     """Returns the arguments of a child process beside ``worker start``."""
     passed = {"app": session.app, "url": session.url, "config": session.config, **given}
     passed.pop("processes", None)
-    arguments = [word for name, value in passed.items() if value is not None for word in (_option(name), value)]
+    options = {f"--{name.replace('_', '-')}": value for name, value in passed.items() if value is not None}
+    arguments = [word for option in options.items() for word in option]
     return [*arguments, *(["--drain"] if drain else [])]
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 @worker.command("list", examples=["holdfast worker list"])

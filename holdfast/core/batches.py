@@ -64,9 +64,15 @@ class BatchEnded(BatchRefused):
 
 
 def named_batches(jobs: Sequence[NewJob]) -> list[tuple[str, str]]:
-    """Returns the batches that jobs are or name, as pairs (batch, job)."""
-    batches = [(job.id, job.id) for job in jobs if job.is_batch]
-    return batches + [(job.batch, job.id) for job in jobs if job.batch is not None]
+    """Returns the batches that jobs are or name, as pairs (batch, job), without those whose id is new."""
+    fresh = fresh_batches(jobs)
+    pairs = [(job.id, job.id) for job in jobs if job.is_batch] + [(job.batch, job.id) for job in jobs if job.batch]
+    return [pair for pair in pairs if pair[0] not in fresh]
+
+
+def fresh_batches(jobs: Sequence[NewJob]) -> set[str]:
+    """Returns the ids of batches that no other job can have, as no client gave them."""
+    return {job.id for job in jobs if job.is_batch and not job.has_client_id}
 
 
 def check_batches(

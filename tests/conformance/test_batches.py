@@ -236,7 +236,11 @@ async def test_submission_is_repeated_harmlessly(store: Store) -> None:
 async def test_batch_under_the_id_of_another_job_is_refused_whole(store: Store) -> None:
     (plain,) = await put(store)
     for members in (1, 450):  # Redis stores the larger one in parts
-        jobs = [new_batch(id=plain), *[member(plain) for _ in range(members)], after(new_job(id=plain), SUCCESS)]
+        jobs = [
+            new_batch(id=plain, has_client_id=True),
+            *[member(plain) for _ in range(members)],
+            after(new_job(id=plain), SUCCESS),
+        ]
         with pytest.raises(Conflict, match=f"{plain} is a job that is no batch"):
             await put(store, *jobs)
         assert await store.query.count(JobFilter()) == 1
@@ -245,7 +249,7 @@ async def test_batch_under_the_id_of_another_job_is_refused_whole(store: Store) 
 
 @pytest.mark.parametrize("members", [1, 450])
 async def test_repeated_submission_adds_no_member_to_an_ended_batch(store: Store, members: int) -> None:
-    batch = new_batch()
+    batch = new_batch(has_client_id=True)
     jobs = [batch, *[member(batch) for _ in range(members)]]
     await put(store, *jobs)
     await store.admin.cancel([job.id for job in jobs[1:]])
@@ -265,17 +269,18 @@ async def test_repeated_submission_adds_members_to_a_batch_that_has_not_ended(st
     assert await progress_of(store, batch.id) == (2, 0, 0)
 
 
-async def test_submission_with_keys_is_repeated_after_the_end_of_its_batch(store: Store) -> None:
-    """A job that stands for a member has another id."""
-    await ended(store, SUCCEEDED, key="one", queue="other")
-    batch = new_batch()
-    jobs = [batch, member(batch, key="one"), member(batch, key="two"), member(batch, key="two"), after(batch, END)]
+@pytest.mark.parametrize("keys", [2, 450])
+async def test_submission_with_keys_is_repeated_after_the_end_of_its_batch(store: Store, keys: int) -> None:
+    """A job that stands for a member has another id. Redis stores the larger one in parts."""
+    await ended(store, SUCCEEDED, key=f"{keys - 2}", queue="other")
+    batch = new_batch(has_client_id=True)
+    members = [member(batch, key=f"{number}") for number in range(keys)]
+    jobs = [batch, *members, member(batch, key=f"{keys - 1}"), after(batch, END)]
     await put(store, *jobs)
-    for job in await take(store):
-        await end(store, job)
-    assert await state_of(store, batch.id) is SUCCEEDED
+    await store.admin.cancel([job.id for job in members])
+    assert await state_of(store, batch.id) is DEAD
     assert not any(answer.created for answer in await store.queueing.submit(jobs))
-    assert await progress_of(store, batch.id) == (2, 2, 0)
+    assert await progress_of(store, batch.id) == (keys, keys, keys - 1)
 
 
 async def test_submission_is_repeated_after_the_retention_of_its_members(store: Store, clock: ManualClock) -> None:

@@ -16,7 +16,7 @@ from holdfast.core.models import JobFilter, JobState, NewJob, Options, Reason
 from holdfast.stores.base import Store
 from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
 from holdfast.stores.redis.queueing import RedisQueueing
-from holdfast.stores.redis.submission import encode_submission, find_complete_batches
+from holdfast.stores.redis.submission import encode_submission, find_complete_batches, find_related
 from tests.conformance.support import Opener, everything_agrees, new_job, put, settle, state_of, stored, take, take_ids
 from tests.support.keys import Keys
 
@@ -136,6 +136,12 @@ async def test_what_is_deleted_while_parts_are_stored_is_a_conflict_that_tells_t
     assert refusal.value.stored == [*[job.id for job in jobs], None]
     assert await store.query.count(JobFilter()) == len(jobs)
     await opener.close()
+
+
+def test_batch_with_a_new_id_needs_no_look_before_its_parts_are_stored() -> None:
+    batch, known = new_batch(), new_job(BATCH_TASK, is_batch=True, has_client_id=True)
+    assert find_related([batch, member(batch.id), new_job()]) == []
+    assert [job.id for job in find_related([batch, known, member(batch.id)])] == [known.id]
 
 
 def test_batch_is_complete_with_its_last_callback() -> None:

@@ -10,10 +10,12 @@ from typing import cast
 import asyncpg
 import pytest
 
+from holdfast.core.batches import BATCH_TASK, BatchRefused
 from holdfast.core.dependencies import Dependency
-from holdfast.core.models import JobState
+from holdfast.core.models import JobState, Options
 from holdfast.core.unique import Unique
 from holdfast.stores.base import Store
+from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.support import Submitted, new_job, stored, take
 
@@ -60,6 +62,25 @@ async def test_submission_beside_a_replay_is_decided_after_it(store: Store, duri
             await asyncio.sleep(0.01)
     assert [job_id for job_id, _ in (await replay).changed] == [first.job_id]
     assert await second == Submitted(first.job_id, False)
+
+
+async def test_batch_beside_a_job_that_takes_its_id_is_refused_whole(store: Store) -> None:
+    address = cast("PostgresStore", store).address
+    plain = new_job(has_client_id=True)
+    batch = new_job(BATCH_TASK, id=plain.id, has_client_id=True, is_batch=True)
+    link = await asyncpg.connect(address.shown.partition("?")[0])
+    try:
+        async with link.transaction():
+            submit = f'select * from "{address.schema}".submit_batch($1)'  # noqa: S608
+            await link.fetch(submit, encode_batch([plain], None))
+            second = asyncio.create_task(store.queueing.submit([batch, new_job(options=Options(batch=batch.id))]))
+            while not await link.fetchval(WAITING, link.get_server_pid()):  # noqa: ASYNC110 - no event tells of this
+                await asyncio.sleep(0.01)
+    finally:
+        await link.close()
+    with pytest.raises(BatchRefused, match=plain.id):
+        await second
+    assert [job.id for job in await take(store, 9)] == [plain.id]
 
 
 @pytest.mark.parametrize("during", ["unstarted", "active"])

@@ -239,7 +239,7 @@ def test_method_of_a_result_of_another_queue_is_answered_with_ours(tmp_path: Pat
         ("latest_result", r"handle\.result\("),
         ("get_status", r"handle\.state\(\)"),
         ("is_finished", r"handle\.state\(\)"),
-        ("meta", r"handle\.job\(\)\)\.options\.metadata"),
+        ("meta", r"handle\.job\(\)\)\.options_or_default\.metadata"),
         ("requeue", r"handle\.replay\(\)"),
     ):
         for thing in (handle, handle.sync):

@@ -84,6 +84,11 @@ def check_locked(jobs: Sequence[NewJob], rows: Sequence[Sequence[Any]]) -> None:
     check_batches(jobs, states, {(batch_id, job_id) for batch_id, job_id, _, is_known in rows if is_known})
 
 
+def has_repeated_batch(jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> bool:
+    """Returns True if the id of a batch was there: perhaps stored since ``lock_batches``, by a job that is no batch."""
+    return any(job.is_batch and not answer.created for job, answer in zip(jobs, answers, strict=False))
+
+
 def split_at_held_keys(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
     """Splits a batch where a job has the unique key of an earlier one with dependencies.
 

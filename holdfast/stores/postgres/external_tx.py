@@ -24,6 +24,7 @@ from holdfast.stores.postgres.dependencies import (
     check_locked,
     check_stored,
     dependency_batch,
+    has_repeated_batch,
     member_pairs,
     outside_jobs,
     possible_ids,
@@ -109,6 +110,8 @@ class PostgresExternal:
         for chunk in split_at_held_keys(table.bind(jobs)):
             stored_chunk = yield from self._submit_chunk(chunk)
             answers += stored_chunk
+            if batches and has_repeated_batch(chunk, stored_chunk):
+                check_locked(jobs, [*map(_texts, (yield Statement(self._sql["lock_batches_inside"].sql, (batches,))))])
             members, instant = member_pairs(jobs, answers), self._instant()
             dependencies = dependency_batch(chunk, stored_chunk, ids_by_given, instant, members=members, notifies=True)
             if dependencies is not None:

@@ -21,6 +21,7 @@ from holdfast.stores.postgres.dependencies import (
     check_locked,
     check_stored,
     dependency_batch,
+    has_repeated_batch,
     member_pairs,
     outside_jobs,
     possible_ids,
@@ -140,7 +141,7 @@ async def insert_related(
     """
     if not any(job.has_relations for job in jobs):
         return await insert_each(statements, jobs, fetch) if jobs else [], Resolution(set(), [])
-    await _lock_related(statements, jobs, fetch)
+    batches = await _lock_related(statements, jobs, fetch)
     answers: list[Submitted] = []
     ids: dict[str, str] = {}
     rows: list[Sequence[Any]] = []
@@ -153,11 +154,15 @@ async def insert_related(
         for job, answer in zip(chunk, stored_chunk, strict=True):
             if job.first_steps and answer.created:
                 await fetch(statements["copy_steps"], id=job.id, **copied_steps(job.first_steps))
+    if batches and has_repeated_batch(jobs, answers):
+        check_locked(jobs, await fetch(statements["lock_batches"], members=batches))
     return answers, read_resolution(rows)
 
 
-async def _lock_related(statements: Mapping[str, NumberedStatement], jobs: Sequence[NewJob], fetch: Fetch) -> None:
-    """Locks the stored jobs that these wait for, and then the batches of which they are to be members."""
+async def _lock_related(
+    statements: Mapping[str, NumberedStatement], jobs: Sequence[NewJob], fetch: Fetch
+) -> str | None:
+    """Locks the stored jobs that these wait for, and then their batches, which it returns as ``batch_document``."""
     outside, batches = outside_jobs(jobs), batch_document(jobs)
     if outside:
         stored = {job_id for (job_id,) in await fetch(statements["lock_dependencies"], ids=possible_ids(outside))}
@@ -165,6 +170,7 @@ async def _lock_related(statements: Mapping[str, NumberedStatement], jobs: Seque
             check_stored(outside_jobs(jobs, await _known_jobs(statements, jobs, fetch)), stored)
     if batches:
         check_locked(jobs, await fetch(statements["lock_batches"], members=batches))
+    return batches
 
 
 async def _known_jobs(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -101,7 +102,7 @@ class RedisQueueing:
         parts = list(split_parts(jobs, MAX_PER_SCRIPT))
         script = choose_script(jobs)
         if len(parts) > 1:  # each is refused by itself
-            await self._check_related(find_related(jobs))
+            await self._check_related(jobs)
         sent = _Sent()
         try:
             await self._run_submission(script, parts, sent)
@@ -123,9 +124,9 @@ class RedisQueueing:
 
     async def _check_related(self, jobs: Sequence[NewJob]) -> None:
         """Raises what a part of a submission would be refused for, before the first is stored."""
-        parts = split_parts(jobs, MAX_PER_SCRIPT)
-        new = [job.id for job in jobs if job.is_batch]
-        checks = [encode_submission(part, in_one_piece=True, complete=new, only_checks=True) for part in parts]
+        batches = [job.id for job in jobs if job.is_batch]
+        encode = partial(encode_submission, in_one_piece=True, earlier_batches=batches, only_checks=True)
+        checks = [*map(encode, split_parts(find_related(jobs), MAX_PER_SCRIPT))]
         for reply in filter(None, checks and await self._pool.run_each(self._scripts["submit"], checks)):
             raise refused_submission(reply)
 

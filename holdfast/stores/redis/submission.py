@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from types import MappingProxyType
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.core.batches import fresh_batches
 from holdfast.core.models import NewJob, Step, UniqueKey
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import expiry_text, partition_field, span_us, spec_text, when_text
@@ -36,11 +38,13 @@ def encode_parts(parts: Sequence[Sequence[NewJob]], script: str, *, in_one_piece
         return [[job.id, spec_text(job), job.queue, job.priority, job.payload, "1" if in_one_piece else "0"]]
     if script == "submit_fast":
         return [encode_fast_submission(part, in_one_piece=in_one_piece) for part in parts]
-    related = zip(parts, find_earlier_keys(parts), find_complete_batches(parts), strict=True)
-    return [
-        encode_submission(part, in_one_piece=in_one_piece, earlier_keys=keys, complete=complete)
-        for part, keys, complete in related
-    ]
+    batches: set[str] = set()
+    found = []
+    for part, keys, complete in zip(parts, find_earlier_keys(parts), find_complete_batches(parts), strict=True):
+        of_part = partial(encode_submission, earlier_keys=keys, complete=complete, earlier_batches=batches)
+        found.append(of_part(part, in_one_piece=in_one_piece))
+        batches.update(job.id for job in part if job.is_batch)
+    return found
 
 
 def encode_submission(
@@ -49,10 +53,13 @@ def encode_submission(
     in_one_piece: bool,
     earlier_keys: Mapping[str, str] = NO_KEYS,
     complete: Iterable[str] = (),
+    earlier_batches: Iterable[str] = (),
     only_checks: bool = False,
 ) -> list[Argument]:
     """Jobs as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``earlier_keys``: see
-    ``find_earlier_keys``. ``complete``: see ``find_complete_batches``. ``only_checks``: stores nothing."""
+    ``find_earlier_keys``. ``complete``: see ``find_complete_batches``. ``earlier_batches``: of the same submission, in
+    earlier parts. ``only_checks``: stores nothing."""
+    batches = {*earlier_batches}
     specs: dict[str, int] = {}
     rest: list[Argument] = []
     run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
@@ -76,7 +83,9 @@ def encode_submission(
         rest.append("" if job.unique is None else _unique_text(job.unique))
         rest.append(expiry_text(job) if job.expires else "")
         rest.append(_dependencies(job, earlier_keys) if job.after else "")
-        rest.append(("*" if job.is_batch else "") + (job.batch or ""))
+        rest.append(("*" if job.is_batch else "") + ("+" if job.batch in batches else "") + (job.batch or ""))
+        if job.is_batch:
+            batches.add(job.id)
         rest.append(_steps_text(job.first_steps) if job.first_steps else "")
     flags = (
         ("1" if in_one_piece else "0")
@@ -121,12 +130,12 @@ def find_complete_batches(parts: Sequence[Sequence[NewJob]]) -> list[list[str]]:
 
 
 def find_related(jobs: Sequence[NewJob]) -> list[NewJob]:
-    """Batches, members, and jobs that wait for others than earlier ones of their submission, without their payloads."""
-    earlier, found = set[str](), []
+    """Batches and their members, unless new, and jobs that wait for others than earlier ones of their submission."""
+    new, earlier, found = {*fresh_batches(jobs), None}, set[str](), []
     for job in jobs:
         after = tuple(each for each in job.after if each.job_id not in earlier)
-        if after or job.is_batch or job.batch is not None:
-            found.append(replace(job, payload="", after=after))
+        if after or not new.issuperset((job.batch, job.id if job.is_batch else None)):
+            found.append(replace(job, payload="", after=after, first_steps=()))
         earlier.add(job.id)
     return found
 

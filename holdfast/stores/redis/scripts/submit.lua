@@ -464,28 +464,28 @@ local function dependencies_of(n, is_extended) -- {id, condition, key, …}; nil
     return is_extended and ARGV[n + 8] ~= '' and cmsgpack.unpack(ARGV[n + 8]) or nil
 end
 
-local function relation_of(n, is_extended) -- true for a batch, and the batch of which the job is a member, or nil
-    local mark, batch = string.match(is_extended and ARGV[n + 9] or '', '^(%*?)(.*)$')
-    return mark == '*', batch ~= '' and batch or nil
+-- True for a batch; the batch of which the job is a member, or nil; and true if that comes in the same submission.
+local function relation_of(n, is_extended)
+    local mark, own, batch = string.match(is_extended and ARGV[n + 9] or '', '^(%*?)(%+?)(.*)$')
+    return mark == '*', batch ~= '' and batch or nil, own == '+'
 end
 
 -- The first batch that is neither stored nor an earlier job, after "missing ", whose id another job has, after "other ", or
 -- that has ended and would get a new member, after "ended ". A member with a key is none if another stands for it: with its
--- batch, it counts as repeated. `new`: ids of batches that are not stored yet.
-local function find_refused_batch(from, new)
+-- batch, it counts as repeated.
+local function find_refused_batch(from)
     local refused
     each_job(from, function(n, _, is_extended)
-        local is_batch, batch = relation_of(n, is_extended)
+        local is_batch, batch, is_own = relation_of(n, is_extended)
         if is_batch and exists(ARGV[n]) and not read_fields(ARGV[n], 'members') then
             refused = refused or 'other ' .. ARGV[n]
         end
-        new[ARGV[n]] = is_batch
         if not batch or left_out[ARGV[n]] then
             return
         end
         local state, members = read_fields(batch, 'state', 'members')
-        local is_repeated = new[batch] and (ARGV[n + 2] ~= '' or ARGV[n + 6] ~= '')
-        if not members and not new[batch] then
+        local is_repeated = is_own and (ARGV[n + 2] ~= '' or ARGV[n + 6] ~= '')
+        if not members and not is_own then
             refused = refused or 'missing ' .. batch
         elseif ENDED_STATES[state or ''] and not is_repeated
             and safe_call('HEXISTS', dependencies_key(batch), ARGV[n]) == 0
@@ -536,26 +536,22 @@ end
 
 -- Stores jobs, encoded from ARGV[from] on: flags, number of specs, the specs, then runs of jobs.
 --   flags       "1" to keep payloads in one piece, else "0"; "a" if a job has dependencies, "b" if one is a batch or a member;
---               "c" to store nothing, and only say what is refused; " ID" of each batch that gets no more members or callbacks,
---               and after "c", of each batch of the whole submission
+--               "c" to store nothing, and only say what is refused; " ID" of each batch that gets no more members or callbacks
 --   of a run    number of jobs, spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "extended"
 --   of a job    n id, n+1 payload; in an extended run also, "" where there is none:
 --               n+2 "=" and key, n+3 "=" and key_for, n+4 "=" and options, n+5 "1" for a client's own id, n+6 unique key as
---               `take_unique` expects it, n+7 expiry, n+8 dependencies in MessagePack, n+9 "*" for a batch, then the id of
---               the batch of which it is a member, n+10 name and text of each of its steps in MessagePack
+--               `take_unique` expects it, n+7 expiry, n+8 dependencies in MessagePack, n+9 "*" for a batch, then, after "+" if it comes
+--               earlier in the submission, the id of the batch of which it is a member, n+10 name and text of each of its steps
+--               in MessagePack
 -- Returns nil and what was refused: the id of a missing dependency, after "after ", or that of a batch, after "missing ",
 -- "other " or "ended "; or per job 1 (created), 0 (known), or the id of the job that holds its key, after "+" if that was changed.
 -- If any job was created, the number of the last submission and the time follow, "NUMBER MICROSECONDS".
 local function store_jobs(from)
     local flags = string.match(ARGV[from], '^%S+')
     local missing = string.find(flags, 'a', 1, true) and find_missing(from)
-    local has_batches, only_checks = string.find(flags, 'b', 1, true), string.find(flags, 'c', 1, true)
-    local new = {}
-    for batch in string.gmatch(only_checks and ARGV[from] or '', ' (%S+)') do
-        new[batch] = true
-    end
-    local refused = missing and 'after ' .. missing or has_batches and find_refused_batch(from, new)
-    if refused or only_checks then
+    local has_batches = string.find(flags, 'b', 1, true)
+    local refused = missing and 'after ' .. missing or has_batches and find_refused_batch(from)
+    if refused or string.find(flags, 'c', 1, true) then
         return nil, refused
     end
     read_specs(from)

@@ -78,7 +78,7 @@ def chaos_run(session: Session, /, *, scenario: str, payload: str | None, **give
         print_json(to_builtins(report) | {"balanced": report.balanced})
     else:
         _print_report(loaded, report)
-    return 0 if report.balanced else 1
+    return 0 if report.balanced and report.injected else 1
 
 
 async def _run_until_signal(app: Holdfast, scenario: Scenario, target: str) -> ChaosReport | signal.Signals:
@@ -105,7 +105,8 @@ def _print_report(scenario: Scenario, report: ChaosReport) -> None:
     click.secho(report.scenario, bold=True, nl=False)
     click.echo(f": {safe_text(scenario.description)}")
     print_heading("Injected")
-    print_table([Column("FAULT"), Column("TIMES", "number")], list(report.injected.items()), empty="no fault happened")
+    rows = [[kind, number] for kind, number in report.injected.items()]
+    print_table([Column("FAULT"), Column("TIMES", "number")], rows, empty="no fault happened")
     print_heading("What happened")
     copies = report.submitted - report.accepted
     print_facts(
@@ -131,6 +132,8 @@ def _print_report(scenario: Scenario, report: ChaosReport) -> None:
         f"accepted {report.accepted:,} {sign} succeeded {report.succeeded:,} + dead {report.dead:,} "
         f"+ cancelled {report.cancelled:,}"
     )
+    if not report.injected:
+        print_note("no fault happened, so this run has shown nothing: more jobs, or a higher probability?")
     for problem in report.problems:
         click.secho(safe_text(problem), fg="red")
     click.secho("balanced" if report.balanced else "not balanced", fg="green" if report.balanced else "red", bold=True)

@@ -42,7 +42,6 @@ _LOOK_SECONDS = 0.5
 _PATIENCE = 60.0  # seconds for a store that is away
 _AT_ONCE = 1000
 _ATTEMPTS_AT_ONCE = 50
-_NO_FAULT = "no fault happened, so this run has shown nothing: more jobs, or a higher probability?"
 
 
 class Effects(msgspec.Struct, frozen=True):
@@ -81,7 +80,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     """Executions after the first of each job, by the second in which they began, from the submission on."""
     effects: Effects | None
     problems: list[str]
-    """Broken promises, or that no fault happened; empty if the books balance."""
+    """Broken promises; empty if the books balance."""
 
     @property
     def balanced(self) -> bool:
@@ -116,9 +115,7 @@ async def run_chaos(app: Holdfast, scenario: Scenario, *, target: str) -> ChaosR
                 changed = await _stop_faults(app, seed)
         attempts = await _patiently(lambda: _read_attempts(app, jobs), time.time() + _PATIENCE)
         effects, refused = await _count_effects(count_effects, scenario, jobs)
-    injected = workers.read_injected()
-    remarks = [changed, refused, None if injected else _NO_FAULT]
-    problems = [*_problems(scenario, ids, jobs, effects), *filter(None, remarks)]
+    problems = [*_problems(scenario, ids, jobs, effects), *filter(None, [changed, refused])]
     if problems:
         problems.append(f"the logs of the workers are in {workers.folder}")
     states = Counter(job.state for job in jobs)
@@ -134,7 +131,7 @@ async def run_chaos(app: Holdfast, scenario: Scenario, *, target: str) -> ChaosR
         executions=sum(job.attempts for job in jobs),
         lost=sum(attempt.reason == Reason.CRASHED for each in attempts.values() for attempt in each),
         killed_workers=workers.killed,
-        injected=injected,
+        injected=workers.read_injected(),
         retries=_retries(jobs, attempts, began),
         effects=effects,
         problems=problems,

@@ -30,7 +30,7 @@ PAGE = 100
 """Jobs that are read, taken and submitted together: at most so many are aside when an import is killed."""
 _ANSWER_SECONDS = 30  # older versions of redis-py wait for a silent server for ever
 _UNKNOWN = "the application has no task"
-_UNFIT_META = "its meta is not what JSON keeps unchanged in 16 KiB and 64 levels"
+_UNFIT_META = "its meta is not what JSON keeps unchanged, with the job's id, in 16 KiB and 64 levels"
 _KEY_FOR = "30d"  # longer than a job that has ended is kept: a repeated import still finds its key
 
 

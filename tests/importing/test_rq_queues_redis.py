@@ -103,7 +103,7 @@ def test_jobs_without_equivalent_stay_with_their_reason(cli: Cli, here: Holdfast
         "it has a callback",
         "it has repetitions",
         "(opcode STACK_GLOBAL); RQ's workers have to run it, or enqueue it anew with plain values",
-        "its meta is not what JSON keeps unchanged in 16 KiB and 64 levels",
+        "its meta is not what JSON keeps unchanged, with the job's id, in 16 KiB and 64 levels",
         "the application has no task 'only.rq'",
         "it is no pickle that can be read",
         "its data are gone",

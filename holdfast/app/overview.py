@@ -84,8 +84,8 @@ class OverviewMethods:
     async def count_encryption_keys(self: _Opened) -> list[KeyUse]:
         """Counts what needs each encryption key: when nothing does, the key may be removed. Needs no key itself.
 
-        Reads every job that has not ended or is dead, with its steps and the results of the first 1,000 children that
-        it waits for, and the 10,000 oldest signals. Jobs that have succeeded or were cancelled do not count otherwise:
+        Reads every job that has not ended or is dead, with its steps and the results of children among 1,000 of its
+        dependencies, and the 10,000 oldest signals. Jobs that have succeeded or were cancelled do not count otherwise:
         without the key they cannot be read or replayed any more.
         """
         store = self._new_bare_store()

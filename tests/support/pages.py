@@ -215,6 +215,9 @@ class Reader:
             file = getattr(module, "__file__", None) or ""
             if module is self._module or file.startswith(str(self._folder)):
                 del sys.modules[name]
+        if sqlmodel := sys.modules.get("sqlmodel.main"):  # it keeps the tables of all pages in one place
+            sqlmodel.SQLModel.metadata.clear()
+            sqlmodel.default_registry._class_registry.clear()
 
     @contextlib.contextmanager
     def _worker(self, text: str) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from holdfast import Context, Holdfast, Retry
 from holdfast.core.events import JobDead, JobFailed, LeaseLost, StoreTrouble, SweepComplete
 from holdfast.core.ids import new_id
+from holdfast.core.metric_events import StoreAnswered
 from holdfast.core.models import Claim, JobFilter, JobState
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.forwarding import ForwardingMaintenance
@@ -198,18 +198,14 @@ async def test_job_of_a_dead_worker_is_found_in_time_while_very_much_is_pruned(
         assert len(pruned) > 15, "each takes half a second, and half a second of pause: sweeps go on with the rest"
 
 
-async def test_workers_sweep_soon_after_their_start_and_not_together(
-    app: Holdfast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_workers_sweep_soon_after_their_start_and_not_together(app: Holdfast) -> None:
     sweeps: list[float] = []
-    own_thread = threading.get_ident()
 
-    async def reannounce(maintenance: ForwardingMaintenance) -> int:
-        if threading.get_ident() == own_thread:  # in others, APIs of other tests may sweep
+    def note_sweep(answered: StoreAnswered) -> None:
+        if answered.verb == "reannounce":
             sweeps.append(harnessed.clock.monotonic())
-        return 0
 
-    monkeypatch.setattr(ForwardingMaintenance, "reannounce", reannounce)
+    app.events.subscribe(note_sweep, StoreAnswered)
     async with harness(app, sweep="1000s") as harnessed:
         began = harnessed.clock.monotonic()
         for _ in range(4):
@@ -221,16 +217,14 @@ async def test_workers_sweep_soon_after_their_start_and_not_together(
         assert min(sweeps) - began >= 100
 
 
-async def test_sweeps_follow_the_setting(app: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sweeps_follow_the_setting(app: Holdfast) -> None:
     sweeps: list[float] = []
-    own_thread = threading.get_ident()
 
-    async def reannounce(maintenance: ForwardingMaintenance) -> int:
-        if threading.get_ident() == own_thread:  # in others, APIs of other tests may sweep
+    def note_sweep(answered: StoreAnswered) -> None:
+        if answered.verb == "reannounce":
             sweeps.append(harnessed.clock.monotonic())
-        return 0
 
-    monkeypatch.setattr(ForwardingMaintenance, "reannounce", reannounce)
+    app.events.subscribe(note_sweep, StoreAnswered)
     async with harness(app, sweep="60s") as harnessed:
         shared = (await harnessed.start()).worker.shared
         shared.apply_settings(shared.settings.replace_values(sweep="2s"))

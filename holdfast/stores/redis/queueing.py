@@ -101,7 +101,7 @@ class RedisQueueing:
         jobs = await self._limits.bind(jobs)
         parts = list(split_parts(jobs, MAX_PER_SCRIPT))
         script = choose_script(jobs)
-        if len(parts) > 1:  # each is refused by itself
+        if len(parts) > 1 and script == "submit":  # each is refused by itself
             await self._check_related(jobs)
         sent = _Sent()
         try:

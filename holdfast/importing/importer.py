@@ -66,7 +66,7 @@ class PeerJob:
     run_at: datetime | None = None
     expires: datetime | None = None
     meta: Any = None
-    """What else the peer keeps for the handler."""
+    """Metadata that RQ keeps for the handler; None without."""
 
 
 @dataclass(frozen=True, slots=True)

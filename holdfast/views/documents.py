@@ -65,8 +65,7 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: Annotated[int | None, Meta(description="Executions it may have; null: no limit.")]
     failures: Annotated[int, Meta(description="Executions that failed.", ge=0)]
     claims: Annotated[
-        int,
-        Meta(description="The fencing token: grows with each claim, from 0, or with a client's id from a time.", ge=0),
+        int, Meta(description="The fencing token: grows with each claim. 0, or when it was submitted: unclaimed.", ge=0)
     ]
     lost_leases: Annotated[int, Meta(description="Leases lost in a row.", ge=0)]
     cancelling: Annotated[bool, Meta(description="It is running, and was asked to stop.")]

@@ -1,4 +1,4 @@
-"""What a transport asks of PostgreSQL about its queues, besides claims."""
+"""Dead queues and overtaken jobs, as a transport finds them in PostgreSQL."""
 
 from __future__ import annotations
 

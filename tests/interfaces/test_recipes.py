@@ -1,4 +1,4 @@
-"""What recipes of the documentation promise beyond what their blocks print."""
+"""Recipes of the documentation: redirects, busy receivers, shared files, and blocks typed as the cookbook says."""
 
 from __future__ import annotations
 

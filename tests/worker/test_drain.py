@@ -119,7 +119,7 @@ def test_drain_runs_all_quarantined_jobs(tmp_path: Path) -> None:
 
 
 def test_drain_asks_nothing_more_of_the_store_once_it_has_found_no_job(tmp_path: Path) -> None:
-    """One search, and the claim after it: the worker then stops, so a store that is away by now does not hold it up."""
+    """Else a store that is away by now would hold it up."""
     app, calls = Holdfast(f"sqlite:///{tmp_path}/jobs.db", sweep="1h"), list[str]()
 
     async def run() -> None:

@@ -16,6 +16,7 @@ from holdfast.core.metric_events import StoreAnswered
 from holdfast.core.models import Claim, JobFilter, JobState
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.forwarding import ForwardingMaintenance
+from holdfast.testing import Harness
 from holdfast.testing.store_probe import WatchedQueueing
 from tests.worker.support import Recorder, forever, gaps, harness, lose
 
@@ -198,7 +199,8 @@ async def test_job_of_a_dead_worker_is_found_in_time_while_very_much_is_pruned(
         assert len(pruned) > 15, "each takes half a second, and half a second of pause: sweeps go on with the rest"
 
 
-async def test_workers_sweep_soon_after_their_start_and_not_together(app: Holdfast) -> None:
+def watch_sweeps(app: Holdfast, harnessed: Harness) -> list[float]:
+    """Returns a list to which each sweep of the application's workers adds its instant."""
     sweeps: list[float] = []
 
     def note_sweep(answered: StoreAnswered) -> None:
@@ -206,7 +208,12 @@ async def test_workers_sweep_soon_after_their_start_and_not_together(app: Holdfa
             sweeps.append(harnessed.clock.monotonic())
 
     app.events.subscribe(note_sweep, StoreAnswered)
+    return sweeps
+
+
+async def test_workers_sweep_soon_after_their_start_and_not_together(app: Holdfast) -> None:
     async with harness(app, sweep="1000s") as harnessed:
+        sweeps = watch_sweeps(app, harnessed)
         began = harnessed.clock.monotonic()
         for _ in range(4):
             await harnessed.start()
@@ -218,14 +225,8 @@ async def test_workers_sweep_soon_after_their_start_and_not_together(app: Holdfa
 
 
 async def test_sweeps_follow_the_setting(app: Holdfast) -> None:
-    sweeps: list[float] = []
-
-    def note_sweep(answered: StoreAnswered) -> None:
-        if answered.verb == "reannounce":
-            sweeps.append(harnessed.clock.monotonic())
-
-    app.events.subscribe(note_sweep, StoreAnswered)
     async with harness(app, sweep="60s") as harnessed:
+        sweeps = watch_sweeps(app, harnessed)
         shared = (await harnessed.start()).worker.shared
         shared.apply_settings(shared.settings.replace_values(sweep="2s"))
         await harnessed.advance(60)

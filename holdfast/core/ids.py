@@ -8,6 +8,7 @@ import random
 import threading
 import time
 import uuid
+from functools import lru_cache
 
 from holdfast.core.errors import Invalid
 
@@ -26,17 +27,17 @@ class _IdMint:
         os.register_at_fork(after_in_child=self._random.seed)
 
     def __call__(self) -> str:
+        fresh = time.time_ns() // 1_000_000 << 12
         with self._lock:
-            fresh = time.time_ns() // 1_000_000 << 12
             self._last = last = fresh if fresh > self._last else self._last + 1
-            tail = self._random.getrandbits(62)
-        return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - half the time of an f-string
-            last >> 28,
-            last >> 12 & 0xFFFF,
-            last & 0xFFF,
-            0x8000 | tail >> 48,
-            tail & 0xFFFFFFFFFFFF,
-        )
+        head, tail = _text_before_counter(last >> 12), self._random.getrandbits(62)
+        numbers = last & 0xFFF, 0x8000 | tail >> 48, tail & 0xFFFFFFFFFFFF
+        return head + "%03x-%04x-%012x" % numbers  # noqa: UP031 - half the time of an f-string
+
+
+@lru_cache(maxsize=1)
+def _text_before_counter(milliseconds: int) -> str:
+    return f"{milliseconds >> 16:08x}-{milliseconds & 0xFFFF:04x}-7"
 
 
 new_id = _IdMint()

@@ -131,6 +131,7 @@ COLUMNS = {
     "keys": [f"key {n}" for n in range(BATCH)],
 }
 UNIFORM = COLUMNS | {
+    "payloads": "\x1f".join(["{}"] * BATCH),
     "queue": "default",
     "task": "task",
     "rank": 0,

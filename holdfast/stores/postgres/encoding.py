@@ -30,6 +30,7 @@ from holdfast.stores.common.requests import UNREADABLE
 
 _NUL = "␀"
 """PostgreSQL's text holds every character but NUL, which stands there as ␀0; and ␀ itself as ␀␀."""
+_SEPARATOR = "\x1f"  # of payloads: JSON text contains no control characters but white space
 _ESCAPED = re.compile(f"{_NUL}([0{_NUL}])")
 
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -134,8 +135,8 @@ def are_uniform(jobs: Sequence[NewJob]) -> bool:
 
 def uniform_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
     """Uniform jobs as the parameters of ``insert_uniform_jobs``."""
-    ids, payloads = [job.id for job in jobs], [to_text(job.payload) for job in jobs]
-    return {"ids": ids, "payloads": payloads, **_common_columns(jobs[0])}
+    payloads = _SEPARATOR.join([to_text(job.payload) for job in jobs])  # the driver takes four times as long for a list
+    return {"ids": [job.id for job in jobs], "payloads": payloads, **_common_columns(jobs[0])}
 
 
 def one_job(job: NewJob) -> dict[str, Any]:

@@ -139,15 +139,16 @@ from holdfast.identity i cross join pg_catalog.pg_database d where d.datname = c
 -- fragment: uniform
 -- Plain jobs that differ in their payloads alone: each array costs as much as the row it goes to. All of them or, where
 -- the id of one is known, an error: `on conflict` costs a quarter more, a look before each row and a log record after it.
+-- `:rank::int`: a parameter of the column's domain is checked as it is read, which costs more than a row's check.
 insert into holdfast.job (id, queue, task, payload, state, rank, run_at, created_at, max_attempts, options, claims)
-select d.id, :queue, :task, d.payload, case when n.run_at <= n.now then 0 else 1 end, :rank, greatest(n.now, n.run_at),
+select d.id, :queue, :task, d.payload, case when n.run_at <= n.now then 0 else 1 end, :rank::int, greatest(n.now, n.run_at),
     n.now, :max_attempts, :options, case when :has_client_id then n.now else 0 end
 from (select c.now, coalesce(:run_at, c.now + :delay, c.now) as run_at from (select :now as now offset 0) c offset 0) n
 cross join
 
 -- own: insert_uniform_jobs
 -- include: uniform
-unnest(:ids::uuid[], :payloads::text[]) as d (id, payload);
+unnest(:ids::uuid[], string_to_array(:payloads::text, chr(31))) as d (id, payload);
 
 -- fragment: awaits_ready
 -- Whether a process waits for ready jobs, and holds the lock that says so (listener_lock.py).

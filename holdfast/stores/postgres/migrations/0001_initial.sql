@@ -1065,6 +1065,9 @@ $$;
 create function holdfast.list_partition() returns trigger language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
+    if new.state <> 0 then
+        return null;
+    end if;
     if current_setting('transaction_isolation') = 'read committed' then
         perform from holdfast.partition p where p.queue = new.queue and p.name = new.partition for key share skip locked;
         if found then
@@ -1080,8 +1083,9 @@ begin
     return null;
 end
 $$;
+-- The shortest condition that leaves out jobs under no limit: each statement that inserts jobs parses it anew.
 create trigger list_new_partition after insert on holdfast.job for each row
-    when (new.partition is not null and new.state = 0) execute function holdfast.list_partition();
+    when (new.partition is not null) execute function holdfast.list_partition();
 -- Each statement that makes jobs ready sets one of these columns, some by `partition = partition`, which only fires this trigger.
 -- A claim and a success, which would pay for it, set none.
 create trigger list_partition after update of run_at, queue, partition on holdfast.job for each row

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context
@@ -17,6 +19,7 @@ from holdfast.stores.common.requests import jobs_of_topics
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0  # for a store to close in the event loop of another thread
+CONNECT_BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries to connect, before jitter
 OpenedT = TypeVar("OpenedT", bound="Opened")
 
 
@@ -31,6 +34,40 @@ class Closing(Protocol):
     """Protocol of an object that can be closed."""
 
     async def close(self) -> None: ...
+
+
+class ConnectBackoff:
+    """Pauses between failed tries to connect, shared by all calls: a server that comes back is not met by a herd."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._last_error = ""
+        self.connect_at = 0.0
+        """Monotonic time before which there is no try."""
+
+    async def connect(
+        self, connect: Callable[[], Awaitable[T]], unreachable: tuple[type[Exception], ...], give_up: float
+    ) -> T:
+        """Connects after the pause. If that ends after ``give_up``, raises `ConnectionError` at once."""
+        if self.connect_at > max(give_up, time.monotonic()):
+            raise ConnectionError(self._last_error)
+        await asyncio.sleep(max(0.0, self.connect_at - time.monotonic()))
+        try:
+            connection = await connect()
+        except unreachable as error:
+            self._last_error = one_line(error)
+            self._failures += 1
+            pause = min(_MAX_BACKOFF, CONNECT_BACKOFF * 2**self._failures)
+            self.connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
+            raise
+        self._failures = 0
+        return connection
+
+
+def one_line(error: BaseException) -> str:
+    """The text of a driver's error in one line."""
+    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or silent
 
 
 class Opened(ABC):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from redis import exceptions as driver
 
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
+from holdfast.stores.common.server_store import CONNECT_BACKOFF, ConnectBackoff, one_line
 from holdfast.stores.connections.redis_protocol import Argument, MessageCallback, RedisConnection
 from holdfast.stores.connections.redis_url import Server
 
@@ -31,7 +32,6 @@ T = TypeVar("T")
 RETRY_FOR = 1.5  # seconds a call waits for a server that is away: over HTTP its answer comes within two
 DEADLINE = 10.0  # seconds a call may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
-_BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries, before jitter
 
 _UNREACHABLE = (OSError, TimeoutError, driver.ConnectionError, driver.TimeoutError, driver.InvalidResponse, EOFError)
 # What a server answers that cannot serve us now. The driver takes the code off the errors it knows; of those a script
@@ -123,9 +123,7 @@ class RedisPool:
         self._closed = False
         self._busy: set[RedisConnection] = set()
         self._target: tuple[str, int] | None = None  # of the primary, once it was asked for
-        self._failures = 0  # to connect, one after another
-        self._connect_at = 0.0  # not before
-        self._trouble = ""  # of the latest try to connect
+        self._backoff = ConnectBackoff()
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
     async def connect(self, on_message: MessageCallback | None = None, **options: Any) -> RedisConnection:
@@ -211,7 +209,9 @@ class RedisPool:
     async def _acquire(self, give_up: float) -> RedisConnection:
         if self._closed:
             raise HoldfastError("this store was closed meanwhile")
-        connection = self._pop_idle() or await self._open_connection(give_up)
+        connection = self._pop_idle()
+        if connection is None:
+            connection = await self._backoff.connect(self.connect, _UNREACHABLE, give_up)
         try:
             connection.is_prepared = connection.is_prepared or await self._prepare(connection)
         except BaseException:
@@ -225,23 +225,6 @@ class RedisPool:
             if connection.is_connected:
                 return connection
         return None
-
-    async def _open_connection(self, give_up: float) -> RedisConnection:
-        if self._connect_at > max(give_up, time.monotonic()):
-            raise ConnectionError(self._trouble)
-        await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
-        try:
-            connection = await self.connect()
-        except _UNREACHABLE as error:
-            self._trouble = _line(error)
-            # One backoff for all calls: a server that comes back is not met by a herd.
-            self._failures += 1
-            pause = min(_MAX_BACKOFF, _BACKOFF * 2**self._failures)
-            self._connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
-            self._target = None
-            raise
-        self._failures = 0
-        return connection
 
     async def _prepare(self, connection: RedisConnection) -> bool:
         """Prepares a new connection before its first call; returns False if that was not possible yet."""
@@ -348,7 +331,7 @@ class RedisPool:
                 async with asyncio.timeout_at(ends):
                     return await self._with_connection(once, give_up)
             except driver.AuthenticationError as error:
-                raise ConfigError(f"{self.place} refuses us: {_line(error)}; check the URL and its rights") from error
+                raise ConfigError(f"{self.place} refuses us: {one_line(error)}; check the URL and rights") from error
             except Unconfirmed as error:
                 if on_uncertain is not None:
                     on_uncertain()
@@ -362,26 +345,25 @@ class RedisPool:
                 if on_uncertain is not None:
                     on_uncertain()
                 self._check_tls(error)
-                if isinstance(error, TimeoutError):
-                    self.drop_connections()
-                if max(time.monotonic(), self._connect_at) > give_up or isinstance(error, TimeoutError):
+                self.drop_connections()
+                if max(time.monotonic(), self._backoff.connect_at) > give_up or isinstance(error, TimeoutError):
                     asked = "; does that port speak TLS?" if self.server.secure else ""
-                    raise Unavailable(f"{self.place} cannot be reached: {_line(error)}{asked}") from error
-                await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
+                    raise Unavailable(f"{self.place} cannot be reached: {one_line(error)}{asked}") from error
+                await asyncio.sleep(CONNECT_BACKOFF * random.uniform(0.5, 1.5))
             except (driver.ResponseError, driver.ClusterError) as error:
                 if not _is_not_serving(error):
                     raise self._translated(error) from error
                 if time.monotonic() > give_up:
-                    raise Unavailable(f"{self.place}: {_line(error)}; try again") from error
-                await asyncio.sleep(5 * _BACKOFF * random.uniform(0.5, 1.5))
+                    raise Unavailable(f"{self.place}: {one_line(error)}; try again") from error
+                await asyncio.sleep(5 * CONNECT_BACKOFF * random.uniform(0.5, 1.5))
             except UnicodeEncodeError as error:
                 raise Invalid("job", error.object, "write it as UTF-8, without lone surrogates") from error
             except driver.RedisError as error:
-                raise Unavailable(f"{self.place}: {_line(error)}") from error
+                raise Unavailable(f"{self.place}: {one_line(error)}") from error
 
     def _check_tls(self, error: BaseException) -> None:
         """Raises `ConfigError`: no retry mends a certificate that is not trusted, or a port that does not speak TLS."""
-        text = _line(error)
+        text = one_line(error)
         if untrusted := _UNTRUSTED.search(text):
             why = untrusted[1].strip(" .")
             raise ConfigError(
@@ -392,13 +374,13 @@ class RedisPool:
             raise ConfigError(f"{self.place} does not speak TLS; write redis://, or give its port for TLS") from error
 
     def _translated(self, error: Exception) -> HoldfastError:
-        text = _line(error)
+        text = one_line(error)
         if _FULL_TEXT in text:
             return Unavailable(f"{self.place} is full (maxmemory); make room, or raise maxmemory")
         if _UNWRITABLE.search(text):
             return Unavailable(f"{self.place} takes no writes: {text}")
         if isinstance(error, driver.NoPermissionError) or _FORBIDDEN.search(text):
-            return ConfigError(f"{self.place} refuses us: {text}; check the URL and its rights")
+            return ConfigError(f"{self.place} refuses us: {text}; check the URL and rights")
         if "'SENTINEL'" in text or "`SENTINEL`" in text:
             return ConfigError(f"{self.place} is no sentinel; write redis://, or give the sentinels' hosts and ports")
         if "unknown command" in text.lower():
@@ -441,9 +423,3 @@ def split_parts(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:
     """Yields the items in parts of at most ``most``, for one script call each."""
     for start in range(0, len(items), most):
         yield items[start : start + most]
-
-
-def _line(error: BaseException) -> str:
-    """An error in one line."""
-    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
-    return " ".join(str(error).split()).rstrip(".") or silent

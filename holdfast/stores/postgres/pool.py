@@ -24,6 +24,7 @@ import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
 from holdfast.core.errors import Busy, ConfigError, HoldfastError, Invalid, StoreMismatch, TooBroad, Unavailable
+from holdfast.stores.common.server_store import CONNECT_BACKOFF, ConnectBackoff, one_line
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.postgres.commit_status import Commit, begun_commit, is_committed
 from holdfast.stores.postgres.encoding import NumberedStatement
@@ -38,7 +39,6 @@ RETRY_FOR = 1.5  # seconds a call waits for a server that is away: over HTTP its
 DEADLINE = 10.0  # seconds a statement may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _CLOSED = "this store was closed meanwhile"
-_BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries, before jitter
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 _NEEDLESS = re.compile(
     "channel_binding|connect_timeout|fallback_application_name|gssencmode|keepalives.*|tcp_user_timeout"
@@ -189,9 +189,7 @@ class PostgresPool:
         self._closed = False
         self._busy: set[Connection] = set()
         self._terminating: set[Connection] = set()
-        self._failures = 0  # to connect, one after another
-        self._connect_at = 0.0  # not before
-        self._trouble = ""  # of the latest try to connect
+        self._backoff = ConnectBackoff()
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────
     async def connect(self) -> Connection:
@@ -211,13 +209,13 @@ class PostgresPool:
         except asyncpg.TargetServerAttributeNotMatched as error:
             raise ConnectionError("no host of the URL takes writes") from error
         except _MISFITS as error:
-            raise ConfigError(f"url: the server refuses a parameter of it: {_line(error)}") from None
+            raise ConfigError(f"url: the server refuses a parameter of it: {one_line(error)}") from None
         except asyncpg.ObjectNotInPrerequisiteStateError as error:  # of the database: allow_connections is false
-            raise ConnectionError(_line(error)) from error
+            raise ConnectionError(one_line(error)) from error
         except asyncpg.ProtocolViolationError as error:
             if "startup parameter" not in str(error):
                 raise
-            raise ConfigError(f"url: a pooler is in between ({_line(error)}); add ?pooled=1 to the URL") from error
+            raise ConfigError(f"url: a pooler is in between ({one_line(error)}); add ?pooled=1 to the URL") from error
         except (ValueError, OverflowError) as error:
             raise ConfigError(f"url: {error}") from error
 
@@ -252,20 +250,7 @@ class PostgresPool:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        if self._connect_at > max(give_up, time.monotonic()):
-            raise ConnectionError(self._trouble)
-        await asyncio.sleep(max(0.0, self._connect_at - time.monotonic()))
-        try:
-            connection = await self.connect()
-        except _UNREACHABLE as error:
-            self._trouble = _line(error)
-            # However many calls there are: a server that comes back is not met by a herd.
-            self._failures += 1
-            pause = min(_MAX_BACKOFF, _BACKOFF * 2**self._failures)
-            self._connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
-            raise
-        self._failures = 0
-        return connection
+        return await self._backoff.connect(self.connect, _UNREACHABLE, give_up)
 
     def _terminate_later(self, connection: Connection) -> None:
         """Leave a connection whose call was given up, once the driver has had time to have the server give it up too:
@@ -439,7 +424,7 @@ class PostgresPool:
             except _CONFLICT as error:
                 conflicts += 1
                 if conflicts >= _CONFLICTS:
-                    raise Unavailable(f"{self._place()}: {_line(error)}; try again") from error
+                    raise Unavailable(f"{self._place()}: {one_line(error)}; try again") from error
                 await asyncio.sleep(random.uniform(0, 0.01 * 2**conflicts))
             except _UNREACHABLE as error:
                 writes = not isinstance(error, asyncpg.ReadOnlySQLTransactionError)
@@ -448,26 +433,24 @@ class PostgresPool:
                 silent = isinstance(error, TimeoutError)
                 if silent:
                     self._drop_idle()
-                if max(time.monotonic(), self._connect_at) > give_up or silent:
+                if max(time.monotonic(), self._backoff.connect_at) > give_up or silent:
                     trouble = "cannot be reached" if writes else "takes no writes"
-                    raise Unavailable(f"{self._place()} {trouble}: {_line(error)}") from error
-                await asyncio.sleep(_BACKOFF * random.uniform(0.5, 1.5))
+                    raise Unavailable(f"{self._place()} {trouble}: {one_line(error)}") from error
+                await asyncio.sleep(CONNECT_BACKOFF * random.uniform(0.5, 1.5))
             except asyncpg.LockNotAvailableError as error:
-                raise Locked(f"{self._place()}: {_line(error)}") from error
+                raise Locked(f"{self._place()}: {one_line(error)}") from error
             except _FULL as error:
-                raise Unavailable(f"{self._place()}: {_line(error)}") from error
+                raise Unavailable(f"{self._place()}: {one_line(error)}") from error
             except _REFUSED as error:
-                raise ConfigError(
-                    f"{self._place()} refuses us: {_line(error)}; check the URL and its rights"
-                ) from error
+                raise ConfigError(f"{self._place()} refuses us: {one_line(error)}; check the URL and rights") from error
             except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.InvalidSchemaNameError) as error:
-                raise StoreMismatch(f"{self._place()}: {_line(error)}; run: holdfast migrate") from error
+                raise StoreMismatch(f"{self._place()}: {one_line(error)}; run: holdfast migrate") from error
             except (asyncpg.DataError, UnicodeEncodeError) as error:
-                raise Invalid("value", _line(error), "it does not fit into PostgreSQL") from error
+                raise Invalid("value", one_line(error), "it does not fit into PostgreSQL") from error
             except asyncpg.UniqueViolationError as error:
-                raise UniqueViolation(f"{self._place()}: {_line(error)}") from error
+                raise UniqueViolation(f"{self._place()}: {one_line(error)}") from error
             except asyncpg.PostgresError as error:
-                raise HoldfastError(f"{self._place()}: {_line(error)}") from error
+                raise HoldfastError(f"{self._place()}: {one_line(error)}") from error
 
     def _place(self) -> str:
         return f"PostgreSQL at {urlsplit(self.address.shown).netloc.rpartition('@')[2] or 'its default place'}"
@@ -492,9 +475,3 @@ _SESSION = {
 def _session(call_deadline: float | None) -> dict[str, str]:
     """The same if a caller waits: a row that others hold is an error of its own before the call's deadline."""
     return _SESSION if call_deadline is None else _SESSION | {"lock_timeout": f"{1000 * _LOCK * call_deadline:.0f}ms"}
-
-
-def _line(error: BaseException) -> str:
-    """An error in one line."""
-    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
-    return " ".join(str(error).split()) or silent

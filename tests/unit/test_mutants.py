@@ -123,6 +123,8 @@ def test_killers_nearby_run_first_then_one_test_of_each_function() -> None:
     seconds = {"a[sqlite]": 0.1, "a[redis]": 0.2, "b[sqlite]": 0.3, "c": 40.0, "d": 1.0}
 
     assert order_tests(list(seconds), seconds, Counter({"d": 1})) == ["d", "a[sqlite]", "b[sqlite]", "a[redis]"]
+    assert order_tests(list(seconds), seconds, Counter(), 50.0)[-1] == "a[redis]"
+    assert "c" in order_tests(list(seconds), seconds, Counter(), 50.0)
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ TESTS = ("unit", "conformance", "external_tx", "worker", "transports", "faults",
 """Folders of tests that run in the process of pytest."""
 NOT_USED = ("test_plans", "test_worker_protocol", "test_generated_clients", "test_js_worker")
 """Beginnings of names of test files: plans change with any predicate; the others run programs."""
-BUDGET = 30.0
-"""Seconds of tests, as recorded, that a mutant has to survive."""
+BUDGETS = (30.0, 120.0)
+"""Seconds of tests, as recorded, that a mutant has to survive: first, and then of others."""
 NO_TESTS = 5
 """Exit status of pytest if it has found no test."""
 SURVIVED = ("survived", "unreached")
@@ -93,8 +93,10 @@ class Reach:
         return sorted(known, key=lambda test: self.seconds[test])
 
 
-def order_tests(tests: Sequence[str], seconds: dict[str, float], killers: Counter[str]) -> list[str]:
-    """Returns the tests to run: killers of mutants nearby, then one of each function, then others, within BUDGET."""
+def order_tests(
+    tests: Sequence[str], seconds: dict[str, float], killers: Counter[str], budget: float = BUDGETS[0]
+) -> list[str]:
+    """Returns the tests to run: killers of mutants nearby, then one of each function, then others, in the budget."""
     functions: Counter[str] = Counter()
     ranked = []
     for test in tests:
@@ -103,7 +105,7 @@ def order_tests(tests: Sequence[str], seconds: dict[str, float], killers: Counte
         functions[function] += 1
     chosen, spent = [], 0.0
     for _, _, cost, test in sorted(ranked):
-        if chosen and spent + cost > BUDGET:
+        if chosen and spent + cost > budget:
             continue
         chosen.append(test)
         spent += cost
@@ -183,6 +185,7 @@ class Run:
         self._file = state / "results.jsonl"
         self._lock = threading.Lock()
         self._killers: dict[str, Counter[str]] = defaultdict(Counter)
+        self._equivalents = load_equivalents()
         self.reach = Reach(state / "reach")
         self.results: dict[str, Result] = {}
         for line in self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else ():
@@ -235,14 +238,20 @@ class Run:
         source = self._source(mutant)
         known = [test for test in self.reach.tests_of(mutant, source) if test in server.tests]
         killers = self._killers[f"{mutant.file}::{mutant.place}"]
-        tests = order_tests(known, self.reach.seconds, killers)
-        budget = sum(self.reach.seconds[test] for test in tests)
-        result = run_mutant(server, mutant, source, tests, budget) if tests else Result("unreached")
+        result, number = Result("unreached"), 0
+        for budget in BUDGETS:
+            tests = order_tests(known, self.reach.seconds, killers, budget)
+            if tests and result.verdict in SURVIVED:
+                number += len(tests)
+                result = run_mutant(server, mutant, source, tests, sum(self.reach.seconds[test] for test in tests))
+            if mutant.name in self._equivalents:
+                break
+            known = [test for test in known if test not in tests]
         with self._lock:
             killers[result.killer] += 1
             self.keep(mutant, source, result)
             if result.verdict != "killed":
-                print(f"{result.verdict}: {mutant.name} ({len(tests)} tests, {result.seconds:.1f} s)", flush=True)
+                print(f"{result.verdict}: {mutant.name} ({number} tests, {result.seconds:.1f} s)", flush=True)
         return result
 
     def keep(self, mutant: Mutant, source: bytes, result: Result) -> None:

@@ -125,7 +125,8 @@ class History:
         return [
             event
             for event in self.of("settle", "cancel")
-            if event.got is None or (event.is_accepted and (event.verb == "cancel" or event.got["state"] in TERMINAL))
+            if event.may_have_effect
+            and not (event.is_accepted and event.verb == "settle" and (event.got or {})["state"] not in TERMINAL)
         ]
 
 

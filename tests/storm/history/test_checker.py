@@ -87,6 +87,7 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
             [submit(0), claim(1), settle(1.5), PRUNE, read(5, None)],
             [submit(0), claim(1), unknown("settle", 1.5, claims=1), PRUNE, read(5, None)],
             [submit(0), change("cancel", 0.5, R), PRUNE, read(5, None)],
+            [submit(0), claim(1), GONE, PRUNE, read(5, None)],
             [unknown("submit", 0), read(1, None)],
         ],
     ),

@@ -20,7 +20,7 @@ class NewLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fields: str | None = None  # JSON text of an object
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class LogBatch(msgspec.Struct, frozen=True, gc=False):
     """Log lines of one attempt, in the order of their numbers."""
 
     lease: Lease

@@ -41,7 +41,7 @@ class StepsRecorded(MetricEvent, frozen=True, kw_only=True):
     count: int
 
 
-class BatchSettled(MetricEvent, frozen=True, kw_only=True):
+class SettlementsWritten(MetricEvent, frozen=True, kw_only=True):
     """``size`` settlements were written together. ``succeeded``: by task, the seconds of each job that succeeded."""
 
     size: int

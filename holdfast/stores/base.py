@@ -33,7 +33,7 @@ from holdfast.core.batches import BatchProgress
 from holdfast.core.error_groups import FailedJob
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.job_logs import LogBatch, LogPage
 from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange
 from holdfast.core.models import (
     Attempt,
@@ -127,7 +127,7 @@ class Queueing(Protocol):
     ) -> HeartbeatReply:
         """Register the worker, extend its live leases, and return the status of each."""
 
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[LogBatch]) -> list[bool]:
         """Store log lines with their jobs, each record under its lease; returns for each whether it was stored.
 
         Refused: the lease is not the job's any more, or has expired. One under which the job succeeded still stands. A

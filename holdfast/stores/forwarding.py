@@ -14,7 +14,7 @@ from holdfast.core.batches import BatchProgress
 from holdfast.core.error_groups import FailedJob
 from holdfast.core.history import HistoryInterval, HistoryRow
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.job_logs import LogBatch, LogPage
 from holdfast.core.limits import Assigned, BucketUse, Limit, LimitChange
 from holdfast.core.models import (
     Attempt,
@@ -161,7 +161,7 @@ class ForwardingQueueing(_Family[Queueing]):
     ) -> HeartbeatReply:
         return await self._intercept("heartbeat", lambda: self._inner.heartbeat(heartbeat, leases, lease_for=lease_for))
 
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[LogBatch]) -> list[bool]:
         return await self._intercept("append_logs", lambda: self._inner.append_logs(records))
 
     async def deregister(self, worker: str) -> None:

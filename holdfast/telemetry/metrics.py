@@ -30,12 +30,12 @@ from holdfast.core.events import (
 )
 from holdfast.core.lifecycle import DEFERRALS
 from holdfast.core.metric_events import (
-    BatchSettled,
     JobsClaimed,
     JobsSubmitted,
     LoopDelayMeasured,
     MalformedReceived,
     RequestAnswered,
+    SettlementsWritten,
     StepsRecorded,
     StoreAnswered,
 )
@@ -66,7 +66,7 @@ class Metrics:
             JobsSubmitted: self._submitted,
             JobsClaimed: self._claimed,
             MalformedReceived: self._count_malformed,
-            BatchSettled: self._settled,
+            SettlementsWritten: self._settled,
             JobFailed: self._failed,
             JobDead: self._dead,
             JobDeferred: self._deferred,
@@ -140,7 +140,7 @@ class Metrics:
             self._counters["transport_malformed_total"].add(event.count)
 
     def _settled(self, event: Event) -> None:
-        assert isinstance(event, BatchSettled)  # noqa: S101 - subscribed to nothing else
+        assert isinstance(event, SettlementsWritten)  # noqa: S101 - subscribed to nothing else
         with self._registry.lock:
             self._histograms["settle_batch_jobs"].add(event.size)
             for task, seconds in event.succeeded.items():

@@ -18,11 +18,11 @@ from holdfast.core.portal import running_loop
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.tasks import Context
 from holdfast.testing.temporary_stores import TemporaryStore
-from holdfast.worker.context import WorkerContext, safe_until_of
+from holdfast.worker.context import WorkerState, lease_valid_until_of
 from holdfast.worker.handler_limits import HandlerLimits
 from holdfast.worker.invocation import HandlerInvoker
 from holdfast.worker.log_writer import LogWriter
-from holdfast.worker.runner import Runner
+from holdfast.worker.runner import RunnerPool
 from holdfast.worker.settler import Settler
 from holdfast.worker.step_writer import StepWriter
 
@@ -109,18 +109,18 @@ class JobRunner:
 async def run_once(app: Holdfast, job_ids: Sequence[str]) -> None:
     """Runs one attempt of these jobs with the runner and settler of a worker."""
     store = await app.open_store()
-    shared = WorkerContext(app, app.settings, "inline")
+    shared = WorkerState(app, app.settings, "inline")
     invoker = HandlerInvoker(app, app.settings, app._new_test_threads())
     await invoker.open()
     log_writer = LogWriter(shared, store)
-    runner = Runner(shared, invoker, log_writer, HandlerLimits(shared, store), StepWriter(shared, store))
+    runner = RunnerPool(shared, invoker, log_writer, HandlerLimits(shared, store), StepWriter(shared, store))
     settler = Settler(shared, store, log_writer.flush)
     watching = asyncio.create_task(runner.watch_deadlines())
     try:
         claim = await store.queueing.claim(
             ClaimRequest("inline", {EVERY_QUEUE: len(job_ids)}, limit=len(job_ids), lease_for=_LEASE, ids=job_ids)
         )
-        shared.deliver_jobs(claim.jobs, safe_until_of(shared.clock.monotonic(), _LEASE))
+        shared.deliver_jobs(claim.jobs, lease_valid_until_of(shared.clock.monotonic(), _LEASE))
         runner.resize(1)
         while shared.busy:
             shared.flush_now.clear()

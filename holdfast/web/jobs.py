@@ -14,7 +14,7 @@ from msgspec import Meta
 from holdfast.app.workflows import saved_values
 from holdfast.core.clock import wait_first
 from holdfast.core.errors import Busy, TooBroad, missing_job
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.core.models import TERMINAL, Job, JobFilter, JobState, Lease
 from holdfast.core.steps import MAX_STEPS, Progress
 from holdfast.core.validation import check_key
@@ -346,7 +346,7 @@ async def append_job_logs(call: RequestContext) -> ApiResponse:
     (record,) = await read_leases(store, worker_of(call), [lease])
     job = record.job
     own = job is not None and job.worker == worker_of(call) and job.claims == lease.claims
-    kept = own and (not new or (await store.queueing.append_logs([Record(lease, new)]))[0])
+    kept = own and (not new or (await store.queueing.append_logs([LogBatch(lease, new)]))[0])
     call.changed += [lease.job_id] if kept else []
     return json_response(200, LogLinesAnswer(kept, len(read) - len(new)))
 

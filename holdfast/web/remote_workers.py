@@ -15,16 +15,16 @@ from holdfast.app import Holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event, JobDead, JobFailed, JobSucceeded
 from holdfast.core.lifecycle import Failed, Outcome, Released, decide
-from holdfast.core.metric_events import BatchSettled
+from holdfast.core.metric_events import SettlementsWritten
 from holdfast.core.models import Job, JobState, Lease, Settled, Settlement
 from holdfast.core.workers import HeartbeatReply, WorkerCommand, WorkerHeartbeat
-from holdfast.worker.context import WorkerContext
+from holdfast.worker.context import WorkerState
 from holdfast.worker.policy import UnfitJobs, backoff_of
 from holdfast.worker.reporting import dead_letter_key, emit_lease_lost, emit_success, emit_unsuccessful, measure_settled
 from holdfast.worker.sweeper import Sweeper
 
 _MAX_KNOWN = 10_000  # workers kept in memory
-_TIMED: tuple[type[Event], ...] = (BatchSettled, JobDead, JobFailed, JobSucceeded)
+_TIMED: tuple[type[Event], ...] = (SettlementsWritten, JobDead, JobFailed, JobSucceeded)
 """Events with an attempt's duration: the store's time is read only for subscribers."""
 _LOCKED = (0.05, 0.1, 0.2, 0.4)  # seconds between looks at jobs locked by another transaction
 
@@ -137,7 +137,7 @@ class RemoteWorkers:
                 succeeded.append((ending.job.task, seconds))
             if not answer.locked:
                 self._emit_answer(worker, ending.job, settlement, answer, seconds)
-        if self.app.events.has_subscriber(BatchSettled):
+        if self.app.events.has_subscriber(SettlementsWritten):
             measure_settled(self.app.events, sum(answer.accepted for answer in answers), succeeded)
         return answers
 
@@ -194,5 +194,5 @@ class RemoteWorkers:
         sweeping = self._sweeping
         if sweeping is not None and not sweeping.done() and sweeping.get_loop().is_running():
             return
-        sweeper = Sweeper(WorkerContext(self.app, self.app.settings, "api"), store)
+        sweeper = Sweeper(WorkerState(self.app, self.app.settings, "api"), store)
         self._sweeping = asyncio.create_task(sweeper.run(), name="holdfast-api-sweeper", context=Context())

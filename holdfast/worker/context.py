@@ -20,7 +20,7 @@ from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError, StoreReplaced
 from holdfast.core.events import Event, Events, JobSucceeded, StoreTrouble
 from holdfast.core.lifecycle import Failed, Outcome, decide, is_last_attempt
-from holdfast.core.metric_events import BatchSettled
+from holdfast.core.metric_events import SettlementsWritten
 from holdfast.core.models import Job, JobState, Lease, Settlement
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context
@@ -47,7 +47,7 @@ class StopReason(StrEnum):
     RELEASE = "release"
 
 
-def safe_until_of(renewed_at: float, lease_for: timedelta) -> float:
+def lease_valid_until_of(renewed_at: float, lease_for: timedelta) -> float:
     """Returns the clock reading until which a lease surely holds. ``renewed_at``: reading just before the claim or the
     heartbeat was sent; the lease began later."""
     return renewed_at + lease_for.total_seconds() * _SAFE_LEASE_FRACTION
@@ -62,7 +62,7 @@ class TaskRun:
         "job",
         "lease",
         "runner",
-        "safe_until",
+        "lease_valid_until",
         "seconds",
         "settlement",
         "span",
@@ -73,10 +73,10 @@ class TaskRun:
 
     settlement: Settlement
 
-    def __init__(self, job: Job, safe_until: float) -> None:
+    def __init__(self, job: Job, lease_valid_until: float) -> None:
         self.job = job
         self.lease = job.lease
-        self.safe_until = safe_until
+        self.lease_valid_until = lease_valid_until
         """Clock reading after which the lease may have ended without the worker noticing, as in a frozen process."""
         self.is_last_attempt = is_last_attempt(job)
         """True if a crash would use up the attempts of the job."""
@@ -101,10 +101,10 @@ class TaskRun:
             self.runner.cancel()
 
 
-class WorkerContext:
+class WorkerState:
     """The state of one worker process, used from its event loop.
 
-    Its heartbeat thread reads ``claimed`` and ``running`` too, and writes ``heartbeat_at`` and the ``safe_until`` of
+    Its heartbeat thread reads ``claimed`` and ``running`` too, and writes ``heartbeat_at`` and ``lease_valid_until`` of
     runs; the thread of its metrics only reads.
     """
 
@@ -145,11 +145,11 @@ class WorkerContext:
         self.settings = settings
 
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
-    def deliver_jobs(self, jobs: Sequence[Job], safe_until: float) -> None:
+    def deliver_jobs(self, jobs: Sequence[Job], lease_valid_until: float) -> None:
         """Buffers claimed jobs and wakes runners for them. Suspects go first."""
         suspects: list[TaskRun] = []
         for job in jobs:
-            run = TaskRun(job, safe_until)
+            run = TaskRun(job, lease_valid_until)
             self.claimed[run.lease] = run
             self.last_attempts += run.is_last_attempt
             self.in_flight[job.queue] += 1
@@ -227,7 +227,7 @@ class WorkerContext:
         self.succeeded += 1
         if self.events.has_subscriber(JobSucceeded):
             self.emit_success(run)
-        if self.events.has_subscriber(BatchSettled):
+        if self.events.has_subscriber(SettlementsWritten):
             measure_settled(self.events, 1, [(run.job.task, run.seconds)])
 
     def emit_success(self, run: TaskRun) -> None:
@@ -268,7 +268,7 @@ _MIN_PAUSE, _MAX_PAUSE = 0.1, 5.0  # seconds
 class StoreBackoff:
     """Backoff of one service after store errors: exponential, capped, with full jitter."""
 
-    def __init__(self, shared: WorkerContext, service: str) -> None:
+    def __init__(self, shared: WorkerState, service: str) -> None:
         self._shared = shared
         self._service = service
         self._failures = 0

@@ -24,7 +24,7 @@ from holdfast.core.models import Job, to_datetime
 from holdfast.stores.base import Store
 from holdfast.stores.forwarding import ForwardingStore
 from holdfast.tasks import Context
-from holdfast.worker.context import WorkerContext
+from holdfast.worker.context import WorkerState
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ if os.getppid() == frozen: # it lives
 class FaultInjector:
     """Injects the faults of the current plan into this process."""
 
-    def __init__(self, shared: WorkerContext) -> None:
+    def __init__(self, shared: WorkerState) -> None:
         self._shared = shared
         self._plan: FaultPlan | None = None
         self._ends_at = 0.0  # by the monotonic clock

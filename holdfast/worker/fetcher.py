@@ -20,7 +20,7 @@ from holdfast.core.fault_points import fault_point
 from holdfast.core.lifecycle import Released, is_last_attempt
 from holdfast.core.models import Claim
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest, Store
-from holdfast.worker.context import BATCH_SIZE, StoreBackoff, WorkerContext, safe_until_of
+from holdfast.worker.context import BATCH_SIZE, StoreBackoff, WorkerState, lease_valid_until_of
 from holdfast.worker.reporting import emit_claim
 
 PREFETCH_SECONDS = 0.04  # seconds of work, at the measured rate, that may be claimed ahead
@@ -34,7 +34,7 @@ class Fetcher:
     """Fills the buffer of one worker."""
 
     def __init__(
-        self, shared: WorkerContext, store: Store, *, recover_leases: Callable[[], Awaitable[int]], drain: bool = False
+        self, shared: WorkerState, store: Store, *, recover_leases: Callable[[], Awaitable[int]], drain: bool = False
     ) -> None:
         self._shared = shared
         self._recover_leases = recover_leases
@@ -158,7 +158,7 @@ class Fetcher:
     async def _claim(self, max_jobs: int, *, isolated: bool = False) -> Claim:
         shared = self._shared
         lease_for = shared.settings.lease
-        safe_until = safe_until_of(shared.clock.monotonic(), lease_for)
+        lease_valid_until = lease_valid_until_of(shared.clock.monotonic(), lease_for)
         free_runners = shared.settings.concurrency - len(shared.running) - len(shared.buffer)
         shared.may_fetch.clear()  # a job that ends from here on frees a slot that this claim does not count
         capacity = self.free_slots(max_jobs)
@@ -177,7 +177,7 @@ class Fetcher:
                 free_runners=max(0, free_runners),
             )
         )
-        self._claiming = asyncio.ensure_future(self._deliver_claim(claiming, safe_until))
+        self._claiming = asyncio.ensure_future(self._deliver_claim(claiming, lease_valid_until))
         return await asyncio.shield(self._claiming)
 
     async def close(self) -> None:
@@ -187,15 +187,15 @@ class Fetcher:
             if not self._claiming.cancelled():
                 self._claiming.exception()  # retrieved, else asyncio logs it: a failed claim has no jobs to release
 
-    async def _deliver_claim(self, claiming: Coroutine[Any, Any, Claim], safe_until: float) -> Claim:
+    async def _deliver_claim(self, claiming: Coroutine[Any, Any, Claim], lease_valid_until: float) -> Claim:
         """Delivers the claimed jobs, even if the caller of the claim was cancelled."""
         claim = await claiming
         fault_point("claim.after")
         shared = self._shared
         shared.fetched_at = shared.clock.monotonic()
-        shared.deliver_jobs(claim.jobs, safe_until)
+        shared.deliver_jobs(claim.jobs, lease_valid_until)
         # After a late answer, another worker may have the jobs: the store then refuses their release.
-        if shared.stopping.is_set() or shared.fetched_at > safe_until:
+        if shared.stopping.is_set() or shared.fetched_at > lease_valid_until:
             self.release_buffered()
         emit_claim(shared.events, claim, shared.worker_id, shared.settings.lease)
         return claim

@@ -16,7 +16,7 @@ from holdfast.core.models import Job
 from holdfast.core.validation import did_you_mean, format_duration, parse_count
 from holdfast.stores.base import Store
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.worker.context import WorkerContext
+from holdfast.worker.context import WorkerState
 
 _MAX_WAIT = 5.0  # seconds after which a handler that waits asks again: the limit may have been changed or resumed
 _CANCEL_CHECK_SECONDS = 0.5  # in which a thread that waits notices that its job is asked to stop
@@ -25,7 +25,7 @@ _CANCEL_CHECK_SECONDS = 0.5  # in which a thread that waits notices that its job
 class HandlerLimits:
     """Rate limits of the store, for the handlers of one worker."""
 
-    def __init__(self, shared: WorkerContext, store: Store) -> None:
+    def __init__(self, shared: WorkerState, store: Store) -> None:
         self._shared = shared
         self._store = store
         self._loop = asyncio.get_running_loop()  # the store's

@@ -21,7 +21,7 @@ from holdfast.core.metric_events import LoopDelayMeasured
 from holdfast.core.models import Job, Lease
 from holdfast.core.workers import LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import Store
-from holdfast.worker.context import StopReason, WorkerContext, safe_until_of
+from holdfast.worker.context import StopReason, WorkerState, lease_valid_until_of
 from holdfast.worker.executors.process_group import resident_bytes
 
 _MAX_CALL_FRACTION = 0.5  # of the lease: how long one heartbeat call may take
@@ -37,7 +37,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        shared: WorkerContext,
+        shared: WorkerState,
         heartbeat: Callable[[], WorkerHeartbeat],
         *,
         new_store: Callable[[], Store],
@@ -128,7 +128,7 @@ class Heartbeat:
         for lease, status in zip(leases, reply.statuses, strict=True):
             run = shared.claimed.get(lease)
             if run is not None and status in (LeaseStatus.HELD, LeaseStatus.CANCEL):
-                run.safe_until = safe_until_of(started, lease_for)
+                run.lease_valid_until = lease_valid_until_of(started, lease_for)
             if status is LeaseStatus.LOST:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
             elif status is LeaseStatus.CANCEL:
@@ -141,7 +141,7 @@ class Heartbeat:
         shared = self._shared
         now = shared.clock.monotonic()
         for lease, run in list(shared.claimed.items()):
-            if now > run.safe_until:
+            if now > run.lease_valid_until:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
 
     async def _pause(self, store: Store) -> None:

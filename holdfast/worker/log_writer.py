@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.events import LinesLost
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.core.models import Lease
 from holdfast.stores.base import Store
 from holdfast.tasks.job_logger import JobLog, LogEntry, LogLimits
-from holdfast.worker.context import StoreBackoff, WorkerContext
+from holdfast.worker.context import StoreBackoff, WorkerState
 
 _MAX_DELAY = 0.5  # seconds the first line may wait for more
 _BATCH_SIZE = 500  # lines in one call; as many are written at once
@@ -35,7 +35,7 @@ class _Line(NamedTuple):
 class LogWriter:
     """Log lines of one worker. Lines may come from any thread; everything else runs in the worker's event loop."""
 
-    def __init__(self, shared: WorkerContext, store: Store) -> None:
+    def __init__(self, shared: WorkerState, store: Store) -> None:
         self._shared = shared
         self._store = store
         self._backoff = StoreBackoff(shared, "log_writer")
@@ -118,10 +118,10 @@ class LogWriter:
             self._shared.emit(LinesLost(count=lost, error="the store is away, and too many lines wait for it"))
 
 
-def _records(batch: Sequence[_Line], now: float) -> list[Record]:
+def _records(batch: Sequence[_Line], now: float) -> list[LogBatch]:
     """Groups lines by lease."""
     found: dict[Lease, list[NewLine]] = {}
     for lease, number, logged_at, entry in batch:
         ago = timedelta(seconds=max(0.0, now - logged_at))
         found.setdefault(lease, []).append(NewLine(number, ago, *entry))
-    return [Record(lease, lines) for lease, lines in found.items()]
+    return [LogBatch(lease, lines) for lease, lines in found.items()]

@@ -24,7 +24,7 @@ from holdfast.settings.settings import Settings
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.telemetry.metric_types import expose_metrics
 from holdfast.telemetry.metrics import Metrics
-from holdfast.worker.context import WorkerContext
+from holdfast.worker.context import WorkerState
 
 _JSON = "application/json"
 
@@ -32,7 +32,7 @@ _JSON = "application/json"
 class MetricsServer:
     """Counts and serves the metrics of the worker while entered, if the settings name a port."""
 
-    def __init__(self, shared: WorkerContext) -> None:
+    def __init__(self, shared: WorkerState) -> None:
         self._shared = shared
         self._metrics: Metrics | None = None
         self._server: PageServer | None = None
@@ -117,7 +117,7 @@ class WorkerHealth(NamedTuple):
     """``ok``, or the problem."""
 
 
-def health_of(shared: WorkerContext) -> WorkerHealth:
+def health_of(shared: WorkerState) -> WorkerHealth:
     """Returns the health of the worker now. Call it from any thread."""
     settings, now = shared.settings, shared.clock.monotonic()
     within = settings.health_within.total_seconds()

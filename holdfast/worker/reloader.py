@@ -8,7 +8,7 @@ from holdfast.app.limits import merge_limits
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import SettingsChanged, SettingsRefused
 from holdfast.settings.settings import Watch
-from holdfast.worker.context import WorkerContext
+from holdfast.worker.context import WorkerState
 from holdfast.worker.executors.process_group import resident_bytes
 
 _CHECK_INTERVAL = 2.0  # seconds; settings are followed within 5
@@ -21,9 +21,7 @@ _NOT_RECYCLED = (
 class Reloader:
     """Checks the settings file, the number of finished jobs and the resident memory."""
 
-    def __init__(
-        self, shared: WorkerContext, resize: Callable[[int], None], recycle: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, shared: WorkerState, resize: Callable[[int], None], recycle: Callable[[], None] | None) -> None:
         """``recycle``: None without a supervisor, which would start the next process."""
         self._shared = shared
         self._resize = resize

@@ -25,7 +25,7 @@ from holdfast.core.events import (
     LeaseRejected,
 )
 from holdfast.core.lifecycle import DEFERRALS
-from holdfast.core.metric_events import BatchSettled, JobsClaimed
+from holdfast.core.metric_events import JobsClaimed, SettlementsWritten
 from holdfast.core.models import Claim, ExpiredJob, Job, JobState, Settled, Settlement, to_datetime
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.trace_context import trace_id_of
@@ -68,11 +68,11 @@ def _measure_claim(events: Events, claim: Claim, lease_for: timedelta) -> None:
 
 
 def measure_settled(events: Events, size: int, succeeded: Iterable[tuple[str, float]]) -> None:
-    """Emits ``BatchSettled``. ``succeeded``: task and seconds of each job that succeeded."""
+    """Emits ``SettlementsWritten``. ``succeeded``: task and seconds of each job that succeeded."""
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     for task, spent in succeeded:
         seconds[task].append(spent)
-    events.emit(BatchSettled(size=size, succeeded=seconds))
+    events.emit(SettlementsWritten(size=size, succeeded=seconds))
 
 
 def emit_success(events: Events, job: Job, seconds: float) -> None:

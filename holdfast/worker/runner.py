@@ -23,7 +23,7 @@ from holdfast.core.models import Job, Reason, TxOutcome
 from holdfast.tasks import CURRENT, Context, LogOpener, Task
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.telemetry.trace_context import trace_id_of
-from holdfast.worker.context import StopReason, TaskRun, WorkerContext
+from holdfast.worker.context import StopReason, TaskRun, WorkerState
 from holdfast.worker.executors.command import CommandRunner
 from holdfast.worker.executors.coroutine import Escaped, drive_in_context
 from holdfast.worker.executors.outcome import describe_error, outcome_of, payload_refused, success_outcome
@@ -37,12 +37,12 @@ _MAX_STALE = 100  # deadlines of ended jobs that may stay in the heap
 _CANCEL_TIMEOUT = 1.0  # seconds a cancelled runner may take to end
 
 
-class Runner:
+class RunnerPool:
     """The runners of one worker, as many as its concurrency, and one watchdog for their deadlines."""
 
     def __init__(
         self,
-        shared: WorkerContext,
+        shared: WorkerState,
         invoker: HandlerInvoker,
         logs: LogOpener,
         limits: HandlerLimits,
@@ -167,7 +167,7 @@ class Runner:
         run.runner = runner
         run.context = context = Context(job, self._tx_completion, self._logs, self._limits, self._step_writer, runner)
         run.started = monotonic()
-        if run.started > run.safe_until:
+        if run.started > run.lease_valid_until:
             shared.queue_settlement(run, Released())
             return
         if shared.app.spans is not None:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.events import JobSucceeded, StoreTrouble
 from holdfast.core.fault_points import fault_point
-from holdfast.core.metric_events import BatchSettled
+from holdfast.core.metric_events import SettlementsWritten
 from holdfast.core.models import JobState, Lease, Reason, Settled
 from holdfast.stores.base import Store
-from holdfast.worker.context import BATCH_SIZE, StoreBackoff, TaskRun, WorkerContext
+from holdfast.worker.context import BATCH_SIZE, StoreBackoff, TaskRun, WorkerState
 from holdfast.worker.reporting import emit_lease_lost, emit_unsuccessful, measure_settled
 
 _MAX_DELAY = 0.004  # seconds a batch may grow while other handlers run
@@ -23,7 +23,7 @@ _REPORTED_TRY = 5  # the first that is reported: a bulk cancel ends sooner
 class Settler:
     """Settles the finished jobs of one worker."""
 
-    def __init__(self, shared: WorkerContext, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, shared: WorkerState, store: Store, write_lines: Callable[[], Awaitable[object]]) -> None:
         """``write_lines``: writes buffered log lines; the store refuses lines of settled jobs."""
         self._shared = shared
         self._store = store
@@ -118,7 +118,7 @@ class Settler:
                 self._emit_answer(run, answer)
         shared.wake_fetcher(last_attempts)
         shared.succeeded += len(succeeded)
-        if shared.events.has_subscriber(BatchSettled):
+        if shared.events.has_subscriber(SettlementsWritten):
             accepted = sum(answer.accepted for answer in answers)
             measure_settled(shared.events, accepted, [(run.job.task, run.seconds) for run in succeeded])
 

@@ -16,7 +16,7 @@ from holdfast.core.steps import NewStep
 from holdfast.core.waits import ChildStatus, SignalReceipt, SignalWait
 from holdfast.stores.base import Store
 from holdfast.telemetry.trace_context import submission
-from holdfast.worker.context import StoreBackoff, WorkerContext
+from holdfast.worker.context import StoreBackoff, WorkerState
 from holdfast.worker.fault_injector import FaultInjector
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ _READ_AT_ONCE = 50
 class StepWriter:
     """Steps of one worker. Lives in its event loop; threads come by ``run_blocking``."""
 
-    def __init__(self, shared: WorkerContext, store: Store, injector: FaultInjector | None = None) -> None:
+    def __init__(self, shared: WorkerState, store: Store, injector: FaultInjector | None = None) -> None:
         self._injector = injector
         self.clock = shared.clock
         self.result_limit = shared.settings.result_limit

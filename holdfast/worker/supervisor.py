@@ -133,7 +133,7 @@ class Supervisor:
         settings: Settings,
         events: Events,
         *,
-        extra_seconds: float = EXTRA_SECONDS,
+        extra_time: float = EXTRA_SECONDS,
         metrics_port: int | None = None,
     ) -> None:
         """``settings``: their file may change the grace. ``metrics_port``: the first child's; the next ones follow."""
@@ -142,7 +142,7 @@ class Supervisor:
         self._watch = Watch(settings)
         self._graces = deque([settings.grace.total_seconds()], maxlen=_GRACES_KEPT)
         self._metrics_port = metrics_port
-        self._extra = extra_seconds
+        self._extra = extra_time
         self._events = events
         self._stopping = asyncio.Event()
         self._stop_requests = StopRequests()

@@ -14,7 +14,7 @@ from holdfast.core.fault_points import fault_point
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import Job, JobState
 from holdfast.stores.base import Store
-from holdfast.worker.context import StoreBackoff, WorkerContext
+from holdfast.worker.context import StoreBackoff, WorkerState
 from holdfast.worker.reporting import emit_expired, emit_recovered
 
 _BATCH = 500
@@ -28,7 +28,7 @@ _MAX_REFUSED = 1000  # limit of reported jobs that cannot be settled
 class Sweeper:
     """Maintains the store for everyone."""
 
-    def __init__(self, shared: WorkerContext, store: Store) -> None:
+    def __init__(self, shared: WorkerState, store: Store) -> None:
         self._shared = shared
         self._store = store
         self._backoff = StoreBackoff(shared, "sweeper")

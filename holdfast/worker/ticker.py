@@ -21,7 +21,7 @@ from holdfast.core.limits import Limit
 from holdfast.core.models import NOT_STARTED, TERMINAL, NewJob, to_datetime
 from holdfast.core.schedule import DueTicks, Overlap, Schedule, ScheduleChange, due_ticks, tick_job
 from holdfast.stores.base import Store
-from holdfast.worker.context import StoreBackoff, WorkerContext
+from holdfast.worker.context import StoreBackoff, WorkerState
 
 _BATCH = 100  # schedules read at once
 _CANCEL_BATCH = 1000  # superseded jobs cancelled at once
@@ -30,7 +30,7 @@ _CANCEL_BATCH = 1000  # superseded jobs cancelled at once
 class Ticker:
     """Fires schedules at their ticks."""
 
-    def __init__(self, shared: WorkerContext, store: Store, declared: Mapping[str, Schedule]) -> None:
+    def __init__(self, shared: WorkerState, store: Store, declared: Mapping[str, Schedule]) -> None:
         self._shared = shared
         self._store = store
         self._declared = declared

@@ -12,7 +12,7 @@ from holdfast.core.errors import HoldfastError, LeaseLost
 from holdfast.core.models import TxOutcome
 from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.tasks import Context, encode_result
-from holdfast.worker.context import StoreBackoff, TaskRun, WorkerContext
+from holdfast.worker.context import StoreBackoff, TaskRun, WorkerState
 
 _MIN_PAUSE, _MAX_PAUSE = 0.01, 0.5  # seconds between reads while the transaction is open
 
@@ -23,7 +23,7 @@ UNDONE = "the transaction in which it was completed was not committed"
 class TxCompletion:
     """Jobs in their handlers' transactions: their completion by ``context.complete``, steps by ``context.step_in``."""
 
-    def __init__(self, shared: WorkerContext) -> None:
+    def __init__(self, shared: WorkerState) -> None:
         self._shared = shared
 
     async def complete(self, context: Context, connection: Any, result: Any) -> None:

@@ -25,7 +25,7 @@ from holdfast.core.validation import format_queues, mask_url
 from holdfast.core.workers import WorkerCommand, WorkerHeartbeat
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
-from holdfast.worker.context import StopReason, WorkerContext
+from holdfast.worker.context import StopReason, WorkerState
 from holdfast.worker.executors.process_group import is_gone
 from holdfast.worker.fault_injector import FaultInjector
 from holdfast.worker.fetcher import Fetcher
@@ -34,7 +34,7 @@ from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.invocation import HandlerInvoker
 from holdfast.worker.log_writer import LogWriter
 from holdfast.worker.reloader import Reloader
-from holdfast.worker.runner import Runner
+from holdfast.worker.runner import RunnerPool
 from holdfast.worker.settler import Settler
 from holdfast.worker.step_writer import StepWriter
 from holdfast.worker.stop_signals import StopRequest, StopRequests
@@ -56,7 +56,7 @@ class Worker:
         settings = settings or app.settings
         # A new id at each start: a restarted worker on the same host is another worker.
         self.id = settings.worker_id or f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.shared = WorkerContext(app, settings, self.id)
+        self.shared = WorkerState(app, settings, self.id)
         self._drain = drain
         self.supervised = supervised
         self._stop_now = asyncio.Event()
@@ -128,7 +128,7 @@ class Worker:
             await self._try_step(injector.follow_plan(), "reading the faults")  # before the first job
         self.log_writer = LogWriter(shared, store)
         step_writer = StepWriter(shared, store, injector)
-        self.runner = Runner(shared, invoker, self.log_writer, HandlerLimits(shared, store), step_writer)
+        self.runner = RunnerPool(shared, invoker, self.log_writer, HandlerLimits(shared, store), step_writer)
         self.settler = Settler(shared, store, self.log_writer.flush)
         self.ticker = Ticker(shared, store, app.declared)
         sweeper = Sweeper(shared, store)

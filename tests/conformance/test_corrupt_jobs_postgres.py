@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import HoldfastError
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.core.models import JobState
 from holdfast.core.steps import NewStep
 from holdfast.core.workers import LeaseStatus
@@ -104,7 +104,7 @@ async def test_lease_of_a_job_whose_state_was_changed_by_hand_allows_nothing(sto
         hand.execute("update job set state = %s where id = %s", [state, job.id])  # and its lease is left
         hand.commit()
     steps = [NewStep(each.lease, "s", 1, by_handler=True) for each in (job, other)]
-    records = [Record(each.lease, [NewLine(1, timedelta(0), "info", "a line")]) for each in (job, other)]
+    records = [LogBatch(each.lease, [NewLine(1, timedelta(0), "info", "a line")]) for each in (job, other)]
     assert await store.workflow.save_steps(steps[:1]) == [False]
     assert await store.workflow.save_steps(steps) == [False, True]
     assert await store.queueing.append_logs(records) == [False, True]

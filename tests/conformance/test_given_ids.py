@@ -9,7 +9,7 @@ import pytest
 from holdfast import Holdfast
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.core.models import Job, JobState, NewJob
 from holdfast.core.workers import LeaseStatus
 from holdfast.stores.base import Store
@@ -41,7 +41,7 @@ async def test_first_life_cannot_settle_or_extend_the_second(store: Store, clock
     assert not (await settle(store, first, result='"stale"', worker=WORKER)).accepted
     assert (await store.queueing.heartbeat(heartbeat(), [first.lease], lease_for=LEASE)).statuses == [LeaseStatus.LOST]
     line = NewLine(number=1, ago=timedelta(0), level="info", text="stale", fields=None)
-    assert await store.queueing.append_logs([Record(first.lease, [line])]) == [False]
+    assert await store.queueing.append_logs([LogBatch(first.lease, [line])]) == [False]
     assert await state_of(store, second.id) is JobState.RUNNING
     assert (await settle(store, second, result='"fresh"', worker=worker)).accepted
     assert (await stored(store, second.id)).result == '"fresh"'

@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.clock import ManualClock
 from holdfast.core.errors import Invalid
 from holdfast.core.ids import new_id
-from holdfast.core.job_logs import LogLine, NewLine, Record
+from holdfast.core.job_logs import LogBatch, LogLine, NewLine
 from holdfast.core.models import Job, JobFilter, JobState, Lease
 from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, ended, failing, lose, new_job, put, running, settle, take
@@ -20,8 +20,8 @@ def given(*texts: str, first: int = 1, ago: float = 0) -> list[NewLine]:
     return [NewLine(first + n, timedelta(seconds=ago), "info", text) for n, text in enumerate(texts)]
 
 
-def record(job: Job | Lease, lines: Sequence[NewLine]) -> Record:
-    return Record(job.lease if isinstance(job, Job) else job, lines)
+def record(job: Job | Lease, lines: Sequence[NewLine]) -> LogBatch:
+    return LogBatch(job.lease if isinstance(job, Job) else job, lines)
 
 
 async def lines_of(store: Store, job_id: str) -> list[LogLine]:

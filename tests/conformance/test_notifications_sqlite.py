@@ -57,7 +57,7 @@ async def test_heartbeats_of_other_workers_cause_no_heartbeat(
 ) -> None:
     """Its wait polls the file, and ends for a commit that its next heartbeat would bring, without a datagram."""
     monkeypatch.setattr(notifications, "POLL_INTERVAL", 0.01)
-    monkeypatch.setattr(notifications.Wakes, "_notify_processes", lambda *_: None)
+    monkeypatch.setattr(notifications.SqliteNotifications, "_notify_processes", lambda *_: None)
     ours, theirs = SQLiteStore(str(tmp_path / "jobs.db")), SQLiteStore(str(tmp_path / "jobs.db"))
     looked: asyncio.Queue[None] = asyncio.Queue()
     try:
@@ -65,8 +65,8 @@ async def test_heartbeats_of_other_workers_cause_no_heartbeat(
         await theirs.open()
         await ours.queueing.heartbeat(heartbeat("w"), [], lease_for=LEASE)
         await put(theirs)
-        wakes = ours._current().wakes
-        read_version = wakes._version
+        wakes = ours._current().notifications
+        read_version = wakes._read_version
 
         def look() -> int:
             looked.put_nowait(None)
@@ -78,7 +78,7 @@ async def test_heartbeats_of_other_workers_cause_no_heartbeat(
             for _ in range(2):
                 await looked.get()
 
-        monkeypatch.setattr(wakes, "_version", look)
+        monkeypatch.setattr(wakes, "_read_version", look)
         waiting = asyncio.ensure_future(ours.queueing.wait(["worker:w"], timeout=60))
         for _ in range(3):
             await theirs.queueing.heartbeat(heartbeat("other"), [], lease_for=LEASE)

@@ -75,7 +75,7 @@ CASES = [
     Case("unique_keys_of", (BY_ID,)),
     Case("key_holders", ("key_pkey(key)",), {"keys": ["a", "b"]}),
     *[Case(f"settle_{name}", (BY_ID,), RUNNING) for name in ("succeeded", "limited_succeeded", "rest")],
-    Case("settle_prioritized", (BY_ID,), RUNNING | {"ranks": [1] * BATCH}),
+    Case("settle_reprioritized", (BY_ID,), RUNNING | {"ranks": [1] * BATCH}),
     Case("any_limited", ("partition_pkey(queue)", "partition_inbox_name(queue)", "job_ready(queue)")),
     Case("settle_succeeded", (BY_ID,), RUNNING | {"results": None}),
     Case("append_logs", (BY_ID,), RUNNING | LINES),

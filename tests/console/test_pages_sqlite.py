@@ -18,7 +18,7 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.errors import TooBroad, Unavailable
 from holdfast.core.history import History, HistoryInterval, HistoryRow
 from holdfast.core.ids import new_id
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.core.lifecycle import Failed, Lost, decide
 from holdfast.core.models import JobState, NewJob
 from holdfast.core.retry import Retry
@@ -366,7 +366,7 @@ async def _attempt_with_lines(api: Api, job_id: str, count: int) -> None:
     job = await api.claim(job_id)
     queueing = (await api.app.open_store()).queueing
     lines = [NewLine(number, timedelta(0), "info", f"line {number}") for number in range(1, count + 1)]
-    assert not lines or await queueing.append_logs([Record(job.lease, lines)]) == [True]
+    assert not lines or await queueing.append_logs([LogBatch(job.lease, lines)]) == [True]
     failed = Failed(error="it broke", retryable=False)
     await queueing.settle([decide(job, failed, Retry.fixed(3600), random.Random(0))])
 

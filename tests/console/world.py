@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.core.lifecycle import Failed
 from holdfast.core.models import Job
 from holdfast.core.steps import PROGRESS, STATE, NewStep
@@ -59,7 +59,7 @@ async def _at_work(api: Api, job_id: str, text: str) -> None:
     store = await api.app.open_store()
     fields = msgspec.json.encode({text: text}).decode()
     line = NewLine(1, timedelta(0), "info", text, fields)
-    await store.queueing.append_logs([Record(job.lease, [line])])
+    await store.queueing.append_logs([LogBatch(job.lease, [line])])
     result = msgspec.json.encode(text).decode()
     progress = msgspec.json.encode({"done": 3, "total": 10, "message": text}).decode()
     steps = [

@@ -15,7 +15,7 @@ from holdfast import Holdfast, JobState
 from holdfast.cli.inspect import print_queues
 from holdfast.cli.output import Column, as_json, fitting_columns
 from holdfast.cli.watch_tag import TagProgress, describe_progress
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.core.lifecycle import Failed, Lost, Released, Succeeded
 from holdfast.core.models import QueueInfo, Reason
 from holdfast.core.steps import NewStep
@@ -152,7 +152,7 @@ def test_show_has_the_log_lines(cli: Cli) -> None:
     job, app = cli.claim(job_id), Holdfast()
 
     async def record() -> list[bool]:
-        return await (await app.open_store()).queueing.append_logs([Record(job.lease, lines)])
+        return await (await app.open_store()).queueing.append_logs([LogBatch(job.lease, lines)])
 
     assert app.run_blocking(record()) == [True]
     app.sync.close()

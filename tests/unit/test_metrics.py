@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from holdfast.core.events import Event, Events, JobDead, JobFailed, LeaseLost, ScheduleFired, SweepComplete
-from holdfast.core.metric_events import BatchSettled, JobsClaimed, JobsSubmitted, RequestAnswered, StoreAnswered
+from holdfast.core.metric_events import JobsClaimed, JobsSubmitted, RequestAnswered, SettlementsWritten, StoreAnswered
 from holdfast.telemetry.metric_types import OTHER, expose_metrics, wants_json
 from holdfast.telemetry.metrics import Metrics
 
@@ -23,7 +23,7 @@ def failed(kind: type[Event], task: str, seconds: float, **more: Any) -> Event:
 HEARD = (
     JobsSubmitted(created={"mail": 3, "sms": 1}, deduplicated={"mail": 2}),
     JobsClaimed(retried=2, refused=4, queue_wait={"default": [0.002, 3.0], "slow": [0.2]}),
-    BatchSettled(size=5, succeeded={"mail": [0.02, 0.4]}),
+    SettlementsWritten(size=5, succeeded={"mail": [0.02, 0.4]}),
     failed(JobFailed, "mail", 1.5, retry_at=None),
     failed(JobDead, "mail", 0.5),
     failed(JobDead, "mail", 0.0),  # its worker was gone: it was never seen to end
@@ -174,7 +174,7 @@ def test_closed_it_counts_no_more() -> None:
     metrics.close()
 
     assert not events.has_subscriber(JobsSubmitted)
-    assert not events.has_subscriber(BatchSettled)
+    assert not events.has_subscriber(SettlementsWritten)
 
 
 @pytest.mark.parametrize(

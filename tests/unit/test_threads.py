@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import Holdfast, JobFilter, JobState
 from holdfast.core.errors import ResultTimeout
-from holdfast.stores.sqlite.notifications import Wakes
+from holdfast.stores.sqlite.notifications import SqliteNotifications
 from holdfast.worker import Worker
 
 THREADS = 8
@@ -130,7 +130,7 @@ def test_waits_begin_and_end_beside_submissions(tmp_path: Path) -> None:
 
 
 def test_notifying_and_registering_threads_do_not_interfere(tmp_path: Path) -> None:
-    wakes = Wakes(str(tmp_path / "jobs.db"), lambda: 0)
+    wakes = SqliteNotifications(str(tmp_path / "jobs.db"), lambda: 0)
     wanted = [f"job:{number}" for number in range(50)]
 
     def call(thread: int) -> list[int]:
@@ -139,7 +139,7 @@ def test_notifying_and_registering_threads_do_not_interfere(tmp_path: Path) -> N
                 wakes.notify_committed({"queue:default", f"job:{number}"})
                 wakes.has_end_waiters()
             else:
-                wakes.wait_here(wanted, 0.0002, lambda: False, lambda: True)
+                wakes.wait_in_thread(wanted, 0.0002, lambda: False, lambda: True)
         return []
 
     assert together(call) == []

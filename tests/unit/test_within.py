@@ -13,7 +13,7 @@ import pytest
 from holdfast import Holdfast, JobFilter, JobState
 from holdfast.core.errors import Conflict, Invalid, NotFound
 from holdfast.core.ids import new_id
-from holdfast.stores.sqlite.notifications import Wakes
+from holdfast.stores.sqlite.notifications import SqliteNotifications
 from holdfast.worker import Worker
 
 
@@ -175,7 +175,7 @@ def test_commit_is_noticed_within_a_second_without_notification(
     app: Holdfast, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller's connection knows nothing of our wake-ups: only the file tells. No datagram goes out."""
-    monkeypatch.setattr(Wakes, "_send", lambda self, datagram, address: None)
+    monkeypatch.setattr(SqliteNotifications, "_send", lambda self, datagram, address: None)
 
     @app.task("work")
     async def work() -> float:

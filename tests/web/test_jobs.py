@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.ids import as_ulid
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.core.lifecycle import Failed, Succeeded
 from holdfast.core.steps import NewStep
 from holdfast.core.workers import WorkerHeartbeat
@@ -91,7 +91,7 @@ def test_log_lines_come_in_pages(api: Api) -> None:
     given = [NewLine(n, timedelta(0), "info", f"line {n}", {2: '{"n":2}'}.get(n)) for n in (1, 2, 3)]
 
     async def append() -> list[bool]:
-        return await (await api.app.open_store()).queueing.append_logs([Record(job.lease, given)])
+        return await (await api.app.open_store()).queueing.append_logs([LogBatch(job.lease, given)])
 
     assert api.run(append()) == [True]
 

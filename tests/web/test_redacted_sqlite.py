@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast import Holdfast
 from holdfast.core.events import JobDead
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.telemetry.logs import configure_logs
 from tests.interfaces.cli import Cli
 from tests.web.client import Api
@@ -54,7 +54,7 @@ def test_in_what_jobs_log(tmp_path: Path) -> None:
         job = api.run(api.claim(job_id))
         fields = json.dumps({"token": OTHER, "card": CANARY, "n": 1})
         given = NewLine(number=1, ago=timedelta(0), level="info", text=f"paid by {CANARY}", fields=fields)
-        api.run(api.run(api.app.open_store()).queueing.append_logs([Record(job.lease, [given])]))
+        api.run(api.run(api.app.open_store()).queueing.append_logs([LogBatch(job.lease, [given])]))
         (line,) = api.get(f"/v1/jobs/{job_id}/lines")["lines"]
         hidden = "[redacted]"
         assert (line["text"], line["fields"]) == (f"paid by {hidden}", {"token": hidden, "card": hidden, "n": 1})

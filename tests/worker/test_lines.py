@@ -11,10 +11,10 @@ from typing import Any
 from holdfast import Context, Holdfast, Retry, current_job
 from holdfast.core.errors import Invalid
 from holdfast.core.events import LinesLost
-from holdfast.core.job_logs import LogLine, Record
+from holdfast.core.job_logs import LogBatch, LogLine
 from holdfast.core.models import Lease
 from holdfast.testing import Harness
-from holdfast.worker.context import WorkerContext
+from holdfast.worker.context import WorkerState
 from holdfast.worker.log_writer import LogWriter
 from tests.unit import executor_tasks
 from tests.worker.support import Recorder as Events
@@ -241,7 +241,7 @@ class Refusing:
     def queueing(self) -> Refusing:
         return self
 
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[LogBatch]) -> list[bool]:
         self.asked += 1
         raise Invalid("text", "x", "no")
 
@@ -257,7 +257,7 @@ class Overtaken:
     def queueing(self) -> Overtaken:
         return self
 
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[LogBatch]) -> list[bool]:
         self.stored.append(sum(len(each.lines) for each in records))
         if len(self.stored) < 50:
             for number in range(600):
@@ -267,7 +267,7 @@ class Overtaken:
 
 async def test_lines_that_come_meanwhile_keep_no_settlement_waiting() -> None:
     app, store = Holdfast(), Overtaken()
-    store.writer = LogWriter(WorkerContext(app, app.settings, "w"), store)  # type: ignore[arg-type]
+    store.writer = LogWriter(WorkerState(app, app.settings, "w"), store)  # type: ignore[arg-type]
     for number in range(700):
         store.writer.open_log(Lease(f"{number}", 1))("first")
 
@@ -283,7 +283,7 @@ async def test_lines_that_come_meanwhile_keep_no_settlement_waiting() -> None:
 async def test_logs_refused_by_the_store_are_dropped_and_reported() -> None:
     app, store = Holdfast(), Refusing()
     seen = Events(app)
-    recorder = LogWriter(WorkerContext(app, app.settings, "w"), store)  # type: ignore[arg-type]
+    recorder = LogWriter(WorkerState(app, app.settings, "w"), store)  # type: ignore[arg-type]
 
     assert await recorder.flush() is None
     assert store.asked == 0

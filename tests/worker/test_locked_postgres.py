@@ -12,7 +12,7 @@ from psycopg import sql
 
 from holdfast import Holdfast, JobState
 from holdfast.core.events import Event, JobSucceeded, LeaseLost, StoreTrouble
-from holdfast.core.metric_events import BatchSettled
+from holdfast.core.metric_events import SettlementsWritten
 from holdfast.worker.worker import Worker
 from tests.worker.support import Recorder, forever, harness
 
@@ -29,10 +29,10 @@ async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast,
     events, batches = Recorder(app), list[int]()
 
     def note_size(event: Event) -> None:
-        assert isinstance(event, BatchSettled)
+        assert isinstance(event, SettlementsWritten)
         batches.append(event.size)
 
-    app.events.subscribe(note_size, BatchSettled)
+    app.events.subscribe(note_size, SettlementsWritten)
     all_run, go = asyncio.Barrier(6), asyncio.Event()
 
     @app.task("work")

@@ -71,7 +71,7 @@ def _run(
     *,
     processes: int = 1,
     settings: Settings = AT_ONCE,
-    extra_seconds: float = 30.0,
+    extra_time: float = 30.0,
     meanwhile: Callable[[], Awaitable[None]] | None = None,
 ) -> tuple[int, list[Event]]:
     """The exit code of a supervisor of such children, and the events it emitted."""
@@ -80,7 +80,7 @@ def _run(
 
     async def supervised() -> int:
         command = [sys.executable, "-S", "-c", PREAMBLE + program + f"\nsys.exit({FINISHED})", str(place)]
-        supervisor = Supervisor(command, processes, settings, events, extra_seconds=extra_seconds)
+        supervisor = Supervisor(command, processes, settings, events, extra_time=extra_time)
         running = asyncio.ensure_future(supervisor.run())
         if meanwhile is not None:
             await meanwhile()
@@ -245,7 +245,7 @@ def test_child_that_does_not_stop_is_killed_and_reported(tmp_path: Path) -> None
         signal.raise_signal(signal.SIGTERM)
 
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('deaf')\nwhile True: signal.pause()"
-    code, heard = _run(tmp_path, program, extra_seconds=0.05, meanwhile=stop)
+    code, heard = _run(tmp_path, program, extra_time=0.05, meanwhile=stop)
     assert code == 137
     assert [(event.cause, event.restart_in) for event in heard if isinstance(event, ChildEnded)] == [
         ("killed by SIGKILL", None)
@@ -275,7 +275,7 @@ def test_children_get_a_grace_period_that_just_changed(tmp_path: Path, before: s
         signal.raise_signal(signal.SIGTERM)
 
     settings, program = Settings.load(environ={}, path=file), FINISHES.format(seconds=0.3)
-    assert _run(tmp_path, program, settings=settings, extra_seconds=0.05, meanwhile=change_and_stop) == (0, [])
+    assert _run(tmp_path, program, settings=settings, extra_time=0.05, meanwhile=change_and_stop) == (0, [])
 
 
 def test_changed_grace_period_survives_a_broken_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_changed_grace_period_survives_a_broken_file(tmp_path: Path, monkeypatch
         signal.raise_signal(signal.SIGTERM)
 
     settings, program = Settings.load(environ={}, path=file), FINISHES.format(seconds=0.3)
-    assert _run(tmp_path, program, settings=settings, extra_seconds=0.05, meanwhile=change_break_and_stop) == (0, [])
+    assert _run(tmp_path, program, settings=settings, extra_time=0.05, meanwhile=change_break_and_stop) == (0, [])
 
 
 def test_children_are_stopped_when_the_directory_is_gone(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_children_are_stopped_when_the_directory_is_gone(tmp_path: Path) -> None
         signal.raise_signal(signal.SIGTERM)
 
     settings, program = Settings.load(environ={}, directory=folder), FINISHES.format(seconds=0.3)
-    assert _run(tmp_path, program, settings=settings, extra_seconds=0.05, meanwhile=delete_and_stop) == (0, [])
+    assert _run(tmp_path, program, settings=settings, extra_time=0.05, meanwhile=delete_and_stop) == (0, [])
 
 
 def test_a_stop_during_a_pause_starts_nothing_again(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def remaining_slots(capacity: Mapping[str, int], claimed: Iterable[str]) -> dict
     return remaining
 
 
-def find_slack(jobs: int, characters: int = 0) -> float:
+def find_extra_time(jobs: int, characters: int = 0) -> float:
     """Seconds more that a call may take for writing so many jobs with so many characters in all."""
     return jobs / _JOBS_A_SECOND + characters / _CHARACTERS_A_SECOND
 

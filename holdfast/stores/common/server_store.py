@@ -57,8 +57,8 @@ class ConnectBackoff:
         except unreachable as error:
             self._last_error = one_line(error)
             self._failures += 1
-            pause = min(_MAX_BACKOFF, CONNECT_BACKOFF * 2**self._failures)
-            self.connect_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
+            pause = min(_MAX_BACKOFF, CONNECT_BACKOFF * 2**self._failures) * random.uniform(0.5, 1.5)
+            self.connect_at = time.monotonic() + pause
             raise
         self._failures = 0
         return connection

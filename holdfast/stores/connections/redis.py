@@ -209,8 +209,11 @@ class RedisPool:
     async def _acquire(self, give_up: float) -> RedisConnection:
         if self._closed:
             raise HoldfastError("this store was closed meanwhile")
-        connection = self._pop_idle()
-        if connection is None:
+        while self._idle and not self._idle[-1].is_connected:
+            self._idle.pop()
+        if self._idle:
+            connection = self._idle.pop()
+        else:
             connection = await self._backoff.connect(self.connect, _UNREACHABLE, give_up)
         try:
             connection.is_prepared = connection.is_prepared or await self._prepare(connection)
@@ -218,13 +221,6 @@ class RedisPool:
             connection.close()
             raise
         return connection
-
-    def _pop_idle(self) -> RedisConnection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_connected:
-                return connection
-        return None
 
     async def _prepare(self, connection: RedisConnection) -> bool:
         """Prepares a new connection before its first call; returns False if that was not possible yet."""
@@ -262,15 +258,15 @@ class RedisPool:
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        slack: float = 0.0,
+        extra_time: float = 0.0,
         after: Callable[[RedisConnection], Awaitable[object]] | None = None,
         on_refused: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
         """Returns the answer of the script to each of these arguments. They are sent in one pipeline, none before
         Redis can take all of them; an error of one leaves the others done.
 
-        ``on_uncertain``, ``retry_for``, ``slack``: see ``call``; ``on_uncertain`` is called only once something was
-        sent. ``after`` is awaited on the same connection before the answers count; ``on_refused`` receives all
+        ``on_uncertain``, ``retry_for``, ``extra_time``: see ``call``; ``on_uncertain`` is called only once something
+        was sent. ``after`` is awaited on the same connection before the answers count; ``on_refused`` receives all
         answers if one of them is an error.
         """
         head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
@@ -305,7 +301,7 @@ class RedisPool:
             run_once,
             on_uncertain=lambda: on_uncertain() if sent and on_uncertain is not None else None,
             retry_for=retry_for,
-            slack=slack,
+            extra_time=extra_time,
         )
 
     async def run_command(self, *words: Argument) -> Any:
@@ -318,14 +314,14 @@ class RedisPool:
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        slack: float = 0.0,
+        extra_time: float = 0.0,
     ) -> T:
         """Run ``once`` on a connection, again while the server is unreachable. ``on_uncertain`` is called at each
-        failure after which it is unknown whether it ran; ``retry_for``: seconds, if fewer than usual; ``slack``:
-        seconds added to the deadline."""
+        failure after which it is unknown whether it ran; ``retry_for``: seconds, if fewer than usual;
+        ``extra_time``: added to the deadline."""
         usual = RETRY_FOR if self._retry_for is None else self._retry_for
         give_up = time.monotonic() + (usual if retry_for is None else min(retry_for, usual))
-        ends = asyncio.get_running_loop().time() + (self._deadline or DEADLINE) + slack
+        ends = asyncio.get_running_loop().time() + (self._deadline or DEADLINE) + extra_time
         while True:
             try:
                 async with asyncio.timeout_at(ends):

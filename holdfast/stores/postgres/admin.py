@@ -151,7 +151,7 @@ class PostgresAdmin(SelectionAdmin):
     async def _changed(self, work: Callable[[Fetch], Awaitable[T]]) -> T:
         """Runs ``work`` in one long transaction: each job may have thousands of log lines and attempts."""
         await self._pool.check_alive()
-        return await self._pool.transaction(work, slack=SWEEP_TIME)
+        return await self._pool.transaction(work, extra_time=SWEEP_TIME)
 
     async def _choose_matching(
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, uncancelled: bool

@@ -132,7 +132,7 @@ class _Locked(NamedTuple):
     pause: float
 
 
-class LockedDueJobs:
+class LockedDueBackoff:
     """Due jobs that other transactions have locked, so that no promotion makes them ready. Claims pass over them for a
     pause, and promote those alone that have fallen due since."""
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.job_logs import LogLine, Record
+from holdfast.core.job_logs import LogBatch, LogLine
 from holdfast.core.models import (
     MICROSECOND,
     Attempt,
@@ -239,7 +239,7 @@ def stored_unique(options: str) -> UniqueKey | None:
 
 
 def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
-    """A batch as the parameters of ``settle_rest``, ``settle_prioritized`` and ``settle_with_dependents``."""
+    """A batch as the parameters of ``settle_rest``, ``settle_reprioritized`` and ``settle_with_dependents``."""
     return {
         "ids": [each.job_id for each in settlements],
         "claims": [each.claims for each in settlements],
@@ -256,7 +256,7 @@ def settlement_columns(settlements: Sequence[Settlement]) -> dict[str, Any]:
     }
 
 
-def record_columns(records: Sequence[Record]) -> dict[str, Any]:
+def record_columns(records: Sequence[LogBatch]) -> dict[str, Any]:
     """A batch as the parameters of ``append_logs``."""
     lines = [(index, line) for index, each in enumerate(records, 1) for line in each.lines]
     return {

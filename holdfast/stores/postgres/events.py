@@ -105,7 +105,7 @@ class SnapshotCursor(NamedTuple):
         return not known or not earliest <= self.seen.at <= at + _AHEAD_US
 
 
-class Feed:
+class EventReader:
     """The verbs, over the store's named statements."""
 
     def __init__(self, pool: PostgresPool, statements: Mapping[str, NumberedStatement]) -> None:

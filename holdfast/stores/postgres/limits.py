@@ -62,7 +62,7 @@ class PostgresLimits:
                 await fetch(self._sql["clamp_buckets"], name=to_text(change.limit.name), **tokens)
             return int(rows[0][0]) if rows else None
 
-        revision = await self._pool.transaction(run_in_transaction, slack=SWEEP_TIME)
+        revision = await self._pool.transaction(run_in_transaction, extra_time=SWEEP_TIME)
         if revision is not None:
             self._cache.mark_stale()
             self._notifications.notify_committed({"queue:*", "due:*"})
@@ -153,7 +153,7 @@ class LimitedClaims:
             rows = await self._pool.fetch(
                 self._sql["claim_limited"],
                 on_uncertain=on_uncertain,
-                slack=max_jobs / CLAIMED_A_SECOND,
+                extra_time=max_jobs / CLAIMED_A_SECOND,
                 at=self._pool.instant,
                 queues=list(slots),
                 slots=list(slots.values()),

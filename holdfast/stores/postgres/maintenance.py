@@ -38,9 +38,11 @@ class PostgresMaintenance:
     async def make_ready(self, queues: Sequence[str] | None, *, limit: int) -> dict[str, list[str]]:
         """The same for these queues, or every one; their ids by queue, in the order of claims."""
         if queues is None:
-            rows = await self._pool.fetch(self._sql["promote_any_queue"], limit=limit, slack=SWEEP_TIME)
+            rows = await self._pool.fetch(self._sql["promote_any_queue"], limit=limit, extra_time=SWEEP_TIME)
         else:
-            rows = await self._pool.fetch(self._sql["promote_queues"], queues=[*queues], limit=limit, slack=SWEEP_TIME)
+            rows = await self._pool.fetch(
+                self._sql["promote_queues"], queues=[*queues], limit=limit, extra_time=SWEEP_TIME
+            )
         ready: dict[str, list[str]] = {}
         for queue, _, _, job_id in sorted(rows, key=lambda row: row[1:]):
             ready.setdefault(queue, []).append(job_id)
@@ -59,7 +61,8 @@ class PostgresMaintenance:
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:
         return [
-            shown_job(row) for row in await self._pool.fetch(self._sql["expired_leases"], limit=limit, slack=SWEEP_TIME)
+            shown_job(row)
+            for row in await self._pool.fetch(self._sql["expired_leases"], limit=limit, extra_time=SWEEP_TIME)
         ]
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:
@@ -67,12 +70,12 @@ class PostgresMaintenance:
         pruned = 0
         for state, span in ended_for.items():
             pruned += await self._prune_state(JobState(state), span, limit - pruned)
-        await self._pool.fetch(self._sql["detach_expired_keys"], limit=limit, slack=SWEEP_TIME)
-        await self._pool.fetch(self._sql["prune_keys"], limit=limit, slack=SWEEP_TIME)
-        await self._pool.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), slack=SWEEP_TIME)
+        await self._pool.fetch(self._sql["detach_expired_keys"], limit=limit, extra_time=SWEEP_TIME)
+        await self._pool.fetch(self._sql["prune_keys"], limit=limit, extra_time=SWEEP_TIME)
+        await self._pool.fetch(self._sql["prune_workers"], span=span_us(FORGOTTEN_AFTER), extra_time=SWEEP_TIME)
         retention = span_us(waits.SIGNAL_RETENTION)
-        await self._pool.fetch(self._sql["prune_signals"], span=retention, limit=limit, slack=SWEEP_TIME)
-        await self._pool.fetch(self._sql["prune_buckets"], at=self._pool.instant, limit=limit, slack=SWEEP_TIME)
+        await self._pool.fetch(self._sql["prune_signals"], span=retention, limit=limit, extra_time=SWEEP_TIME)
+        await self._pool.fetch(self._sql["prune_buckets"], at=self._pool.instant, limit=limit, extra_time=SWEEP_TIME)
         return pruned
 
     async def _prune_state(self, state: JobState, span: timedelta, limit: int) -> int:
@@ -89,7 +92,7 @@ class PostgresMaintenance:
                 await fetch(self._sql["delete_jobs"], ids=[row[0] for row in rows])
             return len(rows)
 
-        return await self._pool.transaction(run_in_transaction, slack=SWEEP_TIME)
+        return await self._pool.transaction(run_in_transaction, extra_time=SWEEP_TIME)
 
     async def count_ended(self, *, limit: int) -> bool:
         async def run_in_transaction(fetch: Fetch) -> bool:
@@ -113,7 +116,7 @@ class PostgresMaintenance:
                 )
             return bool(more)
 
-        return await self._pool.transaction(run_in_transaction, slack=SWEEP_TIME)
+        return await self._pool.transaction(run_in_transaction, extra_time=SWEEP_TIME)
 
     async def reannounce(self) -> int:
         return 0
@@ -131,7 +134,7 @@ async def end_expired(
     pool: PostgresPool, notifications: PostgresNotifications, statements: Mapping[str, NumberedStatement], *, limit: int
 ) -> ExpiryRound:
     """Reads at most ``limit`` jobs whose ``expires`` has come, and ends those that no worker has claimed."""
-    rows = await pool.fetch(statements["expire_jobs"], limit=limit, slack=SWEEP_TIME)
+    rows = await pool.fetch(statements["expire_jobs"], limit=limit, extra_time=SWEEP_TIME)
     ended = [ExpiredJob(*row[1:4]) for row in rows if row[1] is not None]
     resolution = read_resolution(row[4:] for row in rows)
     resolution.notify_committed(notifications, ended=[each.job_id for each in ended])

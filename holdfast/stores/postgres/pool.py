@@ -77,7 +77,7 @@ _REFUSED = (
 )
 
 
-class Locked(Unavailable):
+class RowLocked(Unavailable):
     """Another transaction has held a row for longer than the statement waits."""
 
     affects_all = False
@@ -292,7 +292,7 @@ class PostgresPool:
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        slack: float = 0.0,
+        extra_time: float = 0.0,
         **values: Any,
     ) -> Rows:
         """The rows of one statement, as a transaction of its own."""
@@ -308,7 +308,7 @@ class PostgresPool:
             run_once,
             on_uncertain=lambda: on_uncertain() if sent and on_uncertain is not None else None,
             retry_for=retry_for,
-            slack=slack,
+            extra_time=extra_time,
         )
 
     async def search(
@@ -343,7 +343,7 @@ class PostgresPool:
         except TimeoutError:
             raise Busy(f"{self._place()} is busy: others look for jobs by a filter; try again") from None
         try:
-            return await self.call(run_once, slack=seconds - _SEARCH * call_deadline)
+            return await self.call(run_once, extra_time=seconds - _SEARCH * call_deadline)
         except Unavailable as error:
             if isinstance(error.__cause__, asyncpg.QueryCanceledError):
                 raise TooBroad(seconds) from error
@@ -357,7 +357,7 @@ class PostgresPool:
             await self.call(lambda connection: connection.execute("select 1"))
 
     async def transaction(
-        self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]], *, slack: float = 0.0
+        self, work: Callable[[Callable[..., Awaitable[Rows]]], Awaitable[T]], *, extra_time: float = 0.0
     ) -> T:
         """Run ``work(fetch)`` in one transaction. It may run more than once, but never again once it is committed.
         An error that it raises undoes all of it."""
@@ -386,7 +386,7 @@ class PostgresPool:
             return result
 
         try:
-            return await self.call(run_once, slack=slack)
+            return await self.call(run_once, extra_time=extra_time)
         except Unavailable as error:
             if not unanswered:
                 raise
@@ -407,15 +407,15 @@ class PostgresPool:
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        slack: float = 0.0,
+        extra_time: float = 0.0,
     ) -> T:
         """Run ``once`` on a connection, again while the server is unreachable or other transactions conflict with it.
 
         ``on_uncertain`` is called at each failure after which it is unknown whether the server has done it;
-        ``retry_for``: seconds, if fewer than usual; ``slack``: seconds added to the call deadline, for large calls.
+        ``retry_for``: seconds, if fewer than usual; ``extra_time``: added to the call deadline, for large calls.
         """
         give_up = time.monotonic() + (RETRY_FOR if retry_for is None else min(retry_for, RETRY_FOR))
-        ends = None if self._call_deadline is None else asyncio.get_running_loop().time() + self._call_deadline + slack
+        ends = self._call_deadline and asyncio.get_running_loop().time() + self._call_deadline + extra_time
         conflicts = 0
         while True:
             try:
@@ -438,7 +438,7 @@ class PostgresPool:
                     raise Unavailable(f"{self._place()} {trouble}: {one_line(error)}") from error
                 await asyncio.sleep(CONNECT_BACKOFF * random.uniform(0.5, 1.5))
             except asyncpg.LockNotAvailableError as error:
-                raise Locked(f"{self._place()}: {one_line(error)}") from error
+                raise RowLocked(f"{self._place()}: {one_line(error)}") from error
             except _FULL as error:
                 raise Unavailable(f"{self._place()}: {one_line(error)}") from error
             except _REFUSED as error:

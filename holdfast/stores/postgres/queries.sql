@@ -548,7 +548,7 @@ with settled as (
     -- include: settle_end
 select ordinal, state, run_at, queue, partition from settled;
 
--- own: settle_prioritized
+-- own: settle_reprioritized
 -- Failures that give their jobs another priority. Of jobs with dependents a cancelled one is left to settle_with_dependents.
 with settled as (
     -- include: settle

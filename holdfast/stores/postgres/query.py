@@ -30,13 +30,13 @@ from holdfast.stores.common.searches import (
     unended_states,
 )
 from holdfast.stores.postgres.encoding import filter_parameters, is_id, shown_attempt, shown_job, shown_line, to_text
-from holdfast.stores.postgres.events import Feed
+from holdfast.stores.postgres.events import EventReader
 from holdfast.stores.postgres.pool import Rows, SearchKind
 
 _NEWEST, _OLDEST = str(UUID(int=(1 << 128) - 1)), str(UUID(int=0))
 
 
-class PostgresQuery(Feed):
+class PostgresQuery(EventReader):
     """Family ``query`` of PostgreSQL."""
 
     async def get(self, job_id: str) -> Job | None:

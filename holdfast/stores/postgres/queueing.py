@@ -13,7 +13,7 @@ from datetime import timedelta
 import msgspec
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.job_logs import Record
+from holdfast.core.job_logs import LogBatch
 from holdfast.core.models import (
     Claim,
     ClaimByIds,
@@ -32,7 +32,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE
 from holdfast.stores.common.server_store import wait_for_topics
 from holdfast.stores.common.unconfirmed import UnconfirmedClaims
-from holdfast.stores.postgres.claiming import ClaimAlternation, LockedDueJobs, PostgresClaimBuilder, readable_jobs
+from holdfast.stores.postgres.claiming import ClaimAlternation, LockedDueBackoff, PostgresClaimBuilder, readable_jobs
 from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, split_scan
 from holdfast.stores.postgres.encoding import NumberedStatement, is_id, record_columns, span_us
 from holdfast.stores.postgres.limits import LimitedClaims
@@ -53,7 +53,7 @@ _UNNOTIFIED_REFRESH, _REFRESH_SHARE = 0.1, 0.05  # or, without notifications, so
 _CLAIMED_COLUMNS = 13  # columns of a claimed job, its place in the order included
 _QUEUE = 2  # the column of its queue
 NO_JOB = "00000000-0000-0000-0000-000000000000"
-"""The id of no job. Of no ids at all a planner that sees them concludes that any partial index will do."""
+"""The id of no job, in place of an empty list, for which a planner may choose any partial index."""
 
 
 class PostgresQueueing:
@@ -70,7 +70,7 @@ class PostgresQueueing:
         self._limit_cache = limit_cache
         self._limited = LimitedClaims(pool, statements)
         self._alternation = ClaimAlternation()
-        self._locked_due = LockedDueJobs()
+        self._locked_due = LockedDueBackoff()
         self._limited_checked_at = -_LIMITED_CHECK_SECONDS
         self._limited_check: tuple[set[str], bool] = (set(), False)  # queues, and whether they had jobs under limits
         self._pool = pool
@@ -82,8 +82,8 @@ class PostgresQueueing:
         self._cursors = Cursors()
         self._ready_queues: list[str] = []  # queues that may have ready jobs, in their order
         self._ready_queues_read_at, self._refresh_seconds = -_REFRESH, 0.0
-        self._last = {True: "", False: ""}  # the queue that gave a job under no limit last; True: of named queues
-        self._last_limited = {True: "", False: ""}  # the same for jobs under limits
+        self._last_queue = {True: "", False: ""}  # that gave a job under no limit; True: of those requested
+        self._last_limited_queue = {True: "", False: ""}  # the same for jobs under limits
         self._unconfirmed_claims = UnconfirmedClaims()
         self._settling = Settling(pool, statements, self._notify, limit_cache)
         notifications.on_queue = self._on_notification
@@ -181,7 +181,7 @@ class PostgresQueueing:
         others = []
         if EVERY_QUEUE in builder.capacity:
             others = [queue for queue in self._ready_queues if queue not in builder.request.capacity]
-        after, after_others = bisect_right(named, self._last[True]), bisect_right(others, self._last[False])
+        after, after_others = bisect_right(named, self._last_queue[True]), bisect_right(others, self._last_queue[False])
         return named[after:] + named[:after] + others[after_others:] + others[:after_others]
 
     async def _claim_from(self, builder: PostgresClaimBuilder, queues: list[str]) -> None:
@@ -249,7 +249,7 @@ class PostgresQueueing:
 
     async def _claim_limited(self, builder: PostgresClaimBuilder, queues: list[str]) -> bool:
         """Claims jobs under limits, for free runners alone; returns True if due jobs must be promoted first."""
-        request, served = builder.request, self._last_limited
+        request, served = builder.request, self._last_limited_queue
         named = builder.capacity.keys()
         queues = sorted(queues, key=lambda queue: (queue not in named, queue <= served[queue in named], queue))
         max_jobs = min(builder.wanted_jobs(queues), builder.free_runners, builder.max_must_start)
@@ -285,7 +285,7 @@ class PostgresQueueing:
         fetch = functools.partial(
             self._pool.fetch,
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-            slack=max_jobs / CLAIMED_A_SECOND,
+            extra_time=max_jobs / CLAIMED_A_SECOND,
             queues=queues,
             slots=slots,
             ranks=[position.rank for position in positions],
@@ -329,7 +329,7 @@ class PostgresQueueing:
 
     def _note_served(self, builder: PostgresClaimBuilder, queues: list[str], served: Collection[str]) -> None:
         for queue in sorted(served, key=queues.index):
-            self._last[queue in builder.capacity] = queue
+            self._last_queue[queue in builder.capacity] = queue
 
     async def _check_limited(self, builder: PostgresClaimBuilder, queues: list[str], *, at_once: bool) -> None:
         """Notes whether there are jobs under limits. The answer is cached for a moment, unless it was no and the
@@ -420,7 +420,7 @@ class PostgresQueueing:
         rows = await self._pool.fetch(
             self._sql["claim_ids"],
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-            slack=request.limit / CLAIMED_A_SECOND,
+            extra_time=request.limit / CLAIMED_A_SECOND,
             ids=ids or [NO_JOB],
             queues=list(capacity),
             slots=list(capacity.values()),
@@ -465,7 +465,7 @@ class PostgresQueueing:
         return await self._settling.settle(settlements) if settlements else []
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[LogBatch]) -> list[bool]:
         if not records:
             return []
         possible = [each for each in records if is_id(each.lease.job_id)]

@@ -18,12 +18,12 @@ from holdfast.core.models import TERMINAL, JobState, Settled, Settlement
 from holdfast.stores.base import EVERY_QUEUE
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
-from holdfast.stores.common.requests import find_slack
+from holdfast.stores.common.requests import find_extra_time
 from holdfast.stores.common.unconfirmed import RecordedOutcome, UnconfirmedSettlements, accepted_as
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
 from holdfast.stores.postgres.dependencies import NOTHING_RESOLVED, Resolution, read_resolution
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, settlement_columns, text_or_none
-from holdfast.stores.postgres.pool import Locked, PostgresPool, Rows
+from holdfast.stores.postgres.pool import PostgresPool, RowLocked, Rows
 
 _REMEMBERED = 10_000  # jobs that were locked; their settlers retry within a second
 _job_id = attrgetter("job_id")
@@ -89,7 +89,7 @@ class Settling:
             locked = await self._still_locked([each.job_id for each in ordered if each.job_id in self._locked])
         try:
             await self._settle_independent([each for each in ordered if each.job_id not in locked], answers)
-        except Locked:
+        except RowLocked:
             locked = await self._still_locked([each.job_id for each in ordered if each.job_id not in answers])
             free = [each for each in ordered if each.job_id not in answers and each.job_id not in locked]
             await self._settle_independent(free, answers)
@@ -118,7 +118,7 @@ class Settling:
         for worker, of_worker in simple.items():
             await self._settle_simple(worker, of_worker, answers)
         if prioritized:
-            await self._settle_prioritized(prioritized, answers)
+            await self._settle_reprioritized(prioritized, answers)
         if rest:
             await self._record_rows(rest, await self._fetch_settled("settle_rest", rest), NOTHING_RESOLVED, answers)
 
@@ -128,7 +128,7 @@ class Settling:
         rows = await self._pool.fetch(
             self._sql["settle_limited_succeeded" if with_queues else "settle_succeeded"],
             on_uncertain=lambda: self._unconfirmed.add(batch),
-            slack=find_slack(len(batch), sum(len(each.result or "") for each in batch)),
+            extra_time=find_extra_time(len(batch), sum(len(each.result or "") for each in batch)),
             ids=[each.job_id for each in batch],
             claims=[each.claims for each in batch],
             worker=worker,
@@ -142,9 +142,9 @@ class Settling:
         freed_queues = await self._queues_with_room([row[1:] for row in rows]) if with_queues else set()
         self._notify({}, [each.job_id for each in batch], freed_queues=freed_queues)
 
-    async def _settle_prioritized(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
+    async def _settle_reprioritized(self, batch: list[Settlement], answers: dict[str, Settled]) -> None:
         ranks = [-each.priority for each in batch if each.priority is not None]
-        rows = await self._fetch_settled("settle_prioritized", batch, ranks=ranks)
+        rows = await self._fetch_settled("settle_reprioritized", batch, ranks=ranks)
         await self._record_rows(batch, rows, NOTHING_RESOLVED, answers)
 
     async def _settle_with_dependents(self, batch: list[Settlement], answers: dict[str, Settled]) -> set[str]:
@@ -152,11 +152,11 @@ class Settling:
         locked: set[str] = set()
         try:
             await self._settle_and_resolve(batch, answers)
-        except Locked:
+        except RowLocked:
             locked = await self._still_locked([each.job_id for each in batch])
             try:
                 await self._settle_and_resolve([each for each in batch if each.job_id not in locked], answers)
-            except Locked:  # a dependent of a dependent
+            except RowLocked:  # a dependent of a dependent
                 locked = {each.job_id for each in batch}
         return locked
 
@@ -171,7 +171,7 @@ class Settling:
         return await self._pool.fetch(
             self._sql[name],
             on_uncertain=lambda: self._unconfirmed.add(batch),
-            slack=find_slack(len(batch), sum(len(each.result or "") for each in batch)),
+            extra_time=find_extra_time(len(batch), sum(len(each.result or "") for each in batch)),
             **settlement_columns(batch) | columns,
         )
 

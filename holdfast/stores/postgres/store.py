@@ -150,7 +150,7 @@ async def apply_migrations(pool: PostgresPool, migrations: Sequence[Migration]) 
 
     applied = await pool.call(functools.partial(run_once, applying=False))
     if applied is None:
-        applied = await pool.call(functools.partial(run_once, applying=True), slack=_PATIENCE * len(migrations))
+        applied = await pool.call(functools.partial(run_once, applying=True), extra_time=_PATIENCE * len(migrations))
     return applied or []
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import Unavailable
 from holdfast.core.models import NewJob, Submitted
-from holdfast.stores.common.requests import find_slack
+from holdfast.stores.common.requests import find_extra_time
 from holdfast.stores.common.unconfirmed import perhaps_stored
 from holdfast.stores.postgres.cursors import END, START, QueuePosition
 from holdfast.stores.postgres.dependencies import (
@@ -52,7 +52,7 @@ async def insert_batch(
 ) -> tuple[list[Submitted], bool]:
     """The answers; and whether other processes are still to be notified of the jobs."""
     uncertain: list[bool] = []  # a try that was cut off may have stored it: then an id of ours that is known is new
-    fetch = functools.partial(pool.fetch, on_uncertain=lambda: uncertain.append(True), slack=_slack(jobs))
+    fetch = functools.partial(pool.fetch, on_uncertain=lambda: uncertain.append(True), extra_time=_extra_time(jobs))
     try:
         answers, needs_notify = await _insert(statements, notifications, jobs, fetch)
     except Unavailable as error:
@@ -65,8 +65,8 @@ async def insert_batch(
     return answers, needs_notify
 
 
-def _slack(jobs: Sequence[NewJob]) -> float:
-    return find_slack(len(jobs), sum(len(job.payload) for job in jobs))
+def _extra_time(jobs: Sequence[NewJob]) -> float:
+    return find_extra_time(len(jobs), sum(len(job.payload) for job in jobs))
 
 
 async def _insert(
@@ -124,7 +124,7 @@ async def insert_dependent(
     """
     try:
         return await pool.transaction(
-            lambda fetch: insert_related(statements, jobs, fetch, pool.instant), slack=_slack(jobs)
+            lambda fetch: insert_related(statements, jobs, fetch, pool.instant), extra_time=_extra_time(jobs)
         )
     except Unavailable as error:
         if error.outcome and isinstance(error.__cause__, Unavailable):

@@ -22,7 +22,7 @@ from holdfast.core.waits import (
 )
 from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.named_sql import STATES
-from holdfast.stores.common.requests import find_slack
+from holdfast.stores.common.requests import find_extra_time
 from holdfast.stores.postgres.cursors import QueuePosition
 from holdfast.stores.postgres.dependencies import NOTHING_RESOLVED, Resolution
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, is_id, span_us, text_or_none, to_text
@@ -58,7 +58,7 @@ class PostgresWorkflow:
             return [is_saved and n == places[0] for n in range(len(steps))]
         rows = await self._pool.fetch(
             self._sql["save_steps"],
-            slack=find_slack(len(known), sum(len(step.result or "") for step in known)),
+            extra_time=find_extra_time(len(known), sum(len(step.result or "") for step in known)),
             ids=[step.lease.job_id for step in known],
             claims=[step.lease.claims for step in known],
             workers=[step.worker for step in known],
@@ -73,7 +73,7 @@ class PostgresWorkflow:
     async def _save_one(self, step: NewStep) -> bool:
         rows = await self._pool.fetch(
             self._sql["save_step"],
-            slack=find_slack(1, len(step.result or "")),
+            extra_time=find_extra_time(1, len(step.result or "")),
             id=step.lease.job_id,
             claims=step.lease.claims,
             worker=step.worker,
@@ -117,7 +117,7 @@ class PostgresWorkflow:
         ((is_new, job_id, queue, is_full),) = await self._pool.fetch(
             self._sql["send_signal"],
             on_uncertain=lambda: uncertain.append(True),
-            slack=find_slack(1, len(signal.value)),
+            extra_time=find_extra_time(1, len(signal.value)),
             at=self._pool.instant,
             signal=to_text(signal.id),
             topic=to_text(signal.topic),
@@ -161,8 +161,8 @@ class PostgresWorkflow:
             statuses = [ChildStatus(job_id, states.get(job_id)) for job_id in started]
             return statuses, first_positions(left, answers), resolution
 
-        slack = find_slack(len(children), sum(len(child.payload) for child in children))
-        statuses, firsts, resolution = await self._pool.transaction(run_in_transaction, slack=slack)
+        extra_time = find_extra_time(len(children), sum(len(child.payload) for child in children))
+        statuses, firsts, resolution = await self._pool.transaction(run_in_transaction, extra_time=extra_time)
         for queue, first in firsts.items():
             self._ready(queue, first)
         resolution.notify_committed(self._notifications, {f"queue:{queue}" for queue in firsts})

@@ -19,7 +19,7 @@ from holdfast.stores.redis.encoding import encode_changes, span_us, state_of
 from holdfast.stores.redis.limits import CONFLICT, TRIES, PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
-from holdfast.stores.redis.query import Read
+from holdfast.stores.redis.query import RedisReader
 
 
 class RedisAdmin(SelectionAdmin):
@@ -30,7 +30,7 @@ class RedisAdmin(SelectionAdmin):
         pool: NamespacePool,
         notifications: RedisNotifications,
         scripts: Mapping[str, Script],
-        read: Read,
+        read: RedisReader,
         assigner: PartitionAssigner,
     ) -> None:
         self._pool = pool

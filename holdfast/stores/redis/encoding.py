@@ -15,7 +15,7 @@ from holdfast.core.batches import BatchEnded, BatchRefused, missing_batch
 from holdfast.core.dependencies import missing_dependency
 from holdfast.core.errors import Conflict, HoldfastError, Invalid
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.job_logs import LogLine, NewLine, Record
+from holdfast.core.job_logs import LogBatch, LogLine, NewLine
 from holdfast.core.models import (
     MICROSECOND,
     Attempt,
@@ -169,7 +169,7 @@ def _other(each: Settlement) -> tuple[Argument, ...]:
     )
 
 
-def split_records(records: Sequence[Record], max_lines: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
+def split_records(records: Sequence[LogBatch], max_lines: int) -> Iterator[list[tuple[int, Sequence[NewLine]]]]:
     """Yields parts of so many lines at most, for one script each: places of records, and their lines in it."""
     part: list[tuple[int, Sequence[NewLine]]] = []
     lines_left = max_lines

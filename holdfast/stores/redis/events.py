@@ -10,13 +10,13 @@ from holdfast.core.models import MICROSECOND, Attempt, Job, JobEvent, JobEvents,
 from holdfast.core.stats import JobStats
 from holdfast.stores.common.event_cursor import LAST, OVERLAP_US, EventCursor, position_of
 from holdfast.stores.redis.encoding import decode_text, shown_attempts
-from holdfast.stores.redis.query import Counting, Read
+from holdfast.stores.redis.query import RedisReader, StatsReader
 
 _PAGE_SIZE = 400  # of each kind, more where that many ended at one instant
 
 
-class RedisQuery(Read):
-    """The verbs, over the store's scripts."""
+class RedisQuery(RedisReader):
+    """Family ``query`` of Redis."""
 
     async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
         """Returns the events after a cursor. A page ends with an instant: it may exceed ``limit``."""
@@ -41,7 +41,7 @@ class RedisQuery(Read):
         return drained.events_until(found, gap=bool(gone))
 
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
-        return await Counting(self._pool, self, max_count).count_groups(recent)
+        return await StatsReader(self._pool, self, max_count).count_groups(recent)
 
     async def _events_of(self, kinds: Sequence[Any], until: int) -> list[JobEvent]:
         """Returns the events up to an instant, without jobs that were replayed or deleted since."""

@@ -16,7 +16,7 @@ from holdfast.core.error_groups import FailedJob
 from holdfast.core.errors import Conflict, Invalid, Unavailable
 from holdfast.core.ids import as_ulid, parse_id
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.job_logs import LogPage, Record
+from holdfast.core.job_logs import LogBatch, LogPage
 from holdfast.core.models import (
     Attempt,
     BulkResult,
@@ -134,7 +134,7 @@ class UlidQueueing(ForwardingQueueing):
         encoded = [_encode_lease(lease) for lease in leases]
         return await self._inner.heartbeat(heartbeat, encoded, lease_for=lease_for)
 
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[LogBatch]) -> list[bool]:
         return await self._inner.append_logs([replace(each, lease=_encode_lease(each.lease)) for each in records])
 
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:

@@ -85,17 +85,16 @@ class NamespacePool(redis.RedisPool):
         script: Script,
         *arguments: Argument,
         on_uncertain: Callable[[], object] | None = None,
-        retry_for: float | None = None,
-        slack: float = 0.0,
+        extra_time: float = 0.0,
         must_confirm: bool = False,
     ) -> Any:
         """Returns the answer of the script.
 
-        ``on_uncertain``, ``retry_for``, ``slack``: see ``call``. ``must_confirm``: answers when disk and replicas have
-        confirmed the write, as was declared.
+        ``on_uncertain``, ``extra_time``: see ``call``. ``must_confirm``: answers when disk and
+        replicas have confirmed the write, as was declared.
         """
         (reply,) = await self.run_each(
-            script, [arguments], on_uncertain=on_uncertain, retry_for=retry_for, slack=slack, must_confirm=must_confirm
+            script, [arguments], on_uncertain=on_uncertain, extra_time=extra_time, must_confirm=must_confirm
         )
         return reply
 
@@ -119,7 +118,7 @@ class NamespacePool(redis.RedisPool):
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
-        slack: float = 0.0,
+        extra_time: float = 0.0,
         must_confirm: bool = False,
         on_refused: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
@@ -135,7 +134,7 @@ class NamespacePool(redis.RedisPool):
             complete,
             on_uncertain=on_uncertain,
             retry_for=retry_for,
-            slack=slack,
+            extra_time=extra_time,
             after=after,
             on_refused=on_refused,
         )

@@ -63,8 +63,8 @@ class _Search:
             raise TooBroad(self._seconds)
 
 
-class Read:
-    """The verbs, over the store's scripts."""
+class RedisReader:
+    """The reads of family ``query`` but for events and statistics (events.py)."""
 
     def __init__(self, pool: NamespacePool, scripts: Mapping[str, Script], specs: Specs) -> None:
         self._pool = pool
@@ -366,10 +366,10 @@ def _submission_of(cursor: str) -> int:
     return int(cursor)
 
 
-class Counting:
-    """A count."""
+class StatsReader:
+    """Counts jobs for ``stats``: at most ``max_count`` of each kind."""
 
-    def __init__(self, pool: NamespacePool, read: Read, max_count: int) -> None:
+    def __init__(self, pool: NamespacePool, read: RedisReader, max_count: int) -> None:
         self._pool = pool
         self._read = read
         self._max_count = max_count

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, Unavailable
-from holdfast.core.job_logs import Record
+from holdfast.core.job_logs import LogBatch
 from holdfast.core.models import (
     TERMINAL,
     Claim,
@@ -28,7 +28,7 @@ from holdfast.core.models import (
 from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, find_slack
+from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, find_extra_time
 from holdfast.stores.common.server_store import wait_for_topics
 from holdfast.stores.common.unconfirmed import (
     RecordedOutcome,
@@ -136,7 +136,7 @@ class RedisQueueing:
             encode_parts(parts, script, in_one_piece=self._pool.address.in_one_piece),
             on_uncertain=sent.mark_uncertain,
             on_refused=sent.read_replies,
-            slack=find_slack(sum(map(len, parts)), sum(len(job.payload) for part in parts for job in part)),
+            extra_time=find_extra_time(sum(map(len, parts)), sum(len(job.payload) for part in parts for job in part)),
             must_confirm=True,
         )
 
@@ -200,7 +200,7 @@ class RedisQueueing:
                 *common,
                 *arguments,
                 on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-                slack=request.limit / CLAIMED_A_SECOND,
+                extra_time=request.limit / CLAIMED_A_SECOND,
             )
             self._last_limited = decode_text(reply[5])
             builder.expired += self._report_expired(reply.pop())
@@ -215,7 +215,7 @@ class RedisQueueing:
                     self._scripts["claim"],
                     calls,
                     on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-                    slack=request.limit / CLAIMED_A_SECOND,
+                    extra_time=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
                 if len(calls) > 1:  # some of them may have claimed
@@ -244,7 +244,7 @@ class RedisQueueing:
                     *builder.script_arguments(),
                     *ids,
                     on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-                    slack=request.limit / CLAIMED_A_SECOND,
+                    extra_time=request.limit / CLAIMED_A_SECOND,
                 )
             except HoldfastError:
                 if builder.jobs:  # else their leases would be unknown until they expire
@@ -305,7 +305,7 @@ class RedisQueueing:
                 self._scripts["settle"],
                 calls,
                 on_uncertain=lambda: self._unconfirmed.add(settlements),
-                slack=find_slack(len(settlements), sum(len(each.result or "") for each in settlements)),
+                extra_time=find_extra_time(len(settlements), sum(len(each.result or "") for each in settlements)),
                 must_confirm=True,
             )
         except HoldfastError:
@@ -362,15 +362,11 @@ class RedisQueueing:
         command = "none"
         parts = list(split_parts(leases, MAX_PER_SCRIPT)) or [[]]
         for number, part in enumerate(parts):
-            reply = await self._pool.run(
+            alive_for = span_us(heartbeat.alive_for(lease_for)) if number == 0 else ""
+            held = [argument for lease in part for argument in (lease.job_id, lease.claims)]
+            (reply,) = await self._pool.run_each(
                 self._scripts["heartbeat"],
-                heartbeat.worker,
-                span_us(lease_for),
-                span_us(heartbeat.alive_for(lease_for)) if number == 0 else "",
-                *added,
-                len(fields) // 2,
-                *fields,
-                *(argument for lease in part for argument in (lease.job_id, lease.claims)),
+                [(heartbeat.worker, span_us(lease_for), alive_for, *added, len(fields) // 2, *fields, *held)],
                 retry_for=HEARTBEAT_RETRY_SHARE * lease_for.total_seconds(),
             )
             command = reply[0].decode()
@@ -378,7 +374,7 @@ class RedisQueueing:
         return HeartbeatReply(statuses=statuses, command=WorkerCommand(command))
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[LogBatch]) -> list[bool]:
         """Stores lines of valid leases, MAX_PER_SCRIPT a script. Returns for each record whether it was stored."""
         are_stored = [True] * len(records)
         for part in split_records(records, MAX_PER_SCRIPT):

@@ -22,7 +22,7 @@ from holdfast.core.waits import (
     SignalWait,
 )
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import find_slack
+from holdfast.stores.common.requests import find_extra_time
 from holdfast.stores.connections.redis import Script, split_parts
 from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
 from holdfast.stores.redis.encoding import decode_text, fields_of, refused_submission, span_us, state_of, whole_number
@@ -133,7 +133,7 @@ class RedisWorkflow:
                     (*common, int(number == 0), *encode_submission(part, in_one_piece=in_one_piece))
                     for number, part in enumerate(parts)
                 ],
-                slack=find_slack(len(children), sum(len(child.payload) for child in children)),
+                extra_time=find_extra_time(len(children), sum(len(child.payload) for child in children)),
                 must_confirm=True,
             )
         finally:

@@ -13,7 +13,7 @@ from holdfast.stores.common.event_cursor import LAST, EventCursor, slice_events
 from holdfast.stores.common.named_sql import STATES
 
 
-class Feed:
+class EventReader:
     """The verbs, over the store's named statements."""
 
     def __init__(self, statements: Mapping[str, str]) -> None:

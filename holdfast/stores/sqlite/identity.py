@@ -19,8 +19,8 @@ from holdfast.stores.sqlite.connection import BUSY_SECONDS, bare_connection
 _PAUSE = 0.005  # seconds between attempts to have the file alone
 _SIDE_FILES = ("-wal", "-shm")
 _FRAMES = slice(16, 20)  # of the index: how many frames of the log are valid
-_LOG_HEADER, _FRAME_HEADER = 32, 24  # bytes
-_PAGE_SIZE, _LOG_SALT, _FRAME_SALT = slice(8, 12), slice(16, 24), slice(8, 16)
+_WAL_HEADER, _FRAME_HEADER = 32, 24  # bytes
+_PAGE_SIZE, _WAL_SALT, _FRAME_SALT = slice(8, 12), slice(16, 24), slice(8, 16)
 
 
 class FileIdentity:
@@ -33,11 +33,11 @@ class FileIdentity:
         self.inodes = read_inodes(path)
         paths = path, *(path + suffix for suffix in _SIDE_FILES)
         self._known = tuple(zip(paths, self.inodes, (False, True, False), strict=True))
-        self._log_path, self._index_path = (path + suffix for suffix in _SIDE_FILES)
-        self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
+        self._wal_path, self._index_path = (path + suffix for suffix in _SIDE_FILES)
+        self._wal = os.open(self._wal_path, os.O_RDONLY | os.O_CLOEXEC)
         self._index: int | None = None
-        self._log_has_begun = False
-        self.log_header = b""
+        self._wal_has_begun = False
+        self.wal_header = b""
         """Header of the log at the last check: another one each time that SQLite begins the log anew."""
         self.is_replaced = False
 
@@ -45,18 +45,18 @@ class FileIdentity:
         """Raises ``StoreReplaced`` if a file was removed, replaced or cut to 0 bytes."""
         for path, inode, may_be_empty in self._known:
             self._check(path, inode, may_be_empty)
-        self._check_log()
+        self._check_wal()
 
     def check_side_files(self) -> None:
         """The same for the index and the content of the log."""
         self._check(*self._known[-1])
-        self._check_log()
+        self._check_wal()
 
-    def log_has_frame(self, number: int) -> bool:
+    def wal_has_frame(self, number: int) -> bool:
         """Returns True if the log has so many frames since SQLite began it anew. Older ones may lie behind them."""
-        size = _FRAME_HEADER + int.from_bytes(self.log_header[_PAGE_SIZE], "big")
-        header = os.pread(self._log, _FRAME_HEADER, _LOG_HEADER + (number - 1) * size)
-        return bool(header) and header[_FRAME_SALT] == self.log_header[_LOG_SALT]
+        size = _FRAME_HEADER + int.from_bytes(self.wal_header[_PAGE_SIZE], "big")
+        header = os.pread(self._wal, _FRAME_HEADER, _WAL_HEADER + (number - 1) * size)
+        return bool(header) and header[_FRAME_SALT] == self.wal_header[_WAL_SALT]
 
     def keep_if_replaced(self) -> None:
         """Keeps the connection open if a file was replaced since the last call. Called before connections close."""
@@ -65,21 +65,21 @@ class FileIdentity:
 
     def close(self) -> None:
         """Closes the log. The index stays open: to close it would end the locks that SQLite has on it."""
-        os.close(self._log)
+        os.close(self._wal)
 
-    def _check_log(self) -> None:
-        self.log_header = header = os.pread(self._log, _LOG_HEADER, 0)
+    def _check_wal(self) -> None:
+        self.wal_header = header = os.pread(self._wal, _WAL_HEADER, 0)
         if any(header[:4]):
-            self._log_has_begun = True
-        elif header or (self._log_has_begun and self._has_lost_frames()):
-            raise self._replaced(self._log_path, "was cut to 0 bytes")
+            self._wal_has_begun = True
+        elif header or (self._wal_has_begun and self._has_lost_frames()):
+            raise self._replaced(self._wal_path, "was cut to 0 bytes")
 
     def _has_lost_frames(self) -> bool:
         """Compares the empty log with its index, since a truncating checkpoint of another program empties both."""
         if self._index is None:
             self._index = os.open(self._index_path, os.O_RDONLY | os.O_CLOEXEC)
         # Twice: the other program may have written the next frames between the two looks.
-        return all(any(os.pread(self._index, 48, 0)[_FRAMES]) and not os.pread(self._log, 4, 0) for _ in range(2))
+        return all(any(os.pread(self._index, 48, 0)[_FRAMES]) and not os.pread(self._wal, 4, 0) for _ in range(2))
 
     def _check(self, path: str, inode: int | None, may_be_empty: bool) -> None:
         try:

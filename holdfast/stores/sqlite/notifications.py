@@ -1,8 +1,9 @@
 """Waiters, and the notifications that wake them.
 
 In this process: waiters are called directly. Elsewhere: a datagram after each commit to the socket of every process
-that waits (0.8 ms from commit, 0.1 % idle). The sockets lie in a private folder under the temporary folder, one per
-database file, and their names are the kinds they receive: ``q-…`` queues and workers, ``j-…`` ends of jobs.
+that waits (received 0.8 ms after the commit; 0.1 % of a CPU when idle). The sockets lie in a private folder under the
+temporary folder, one per database file. Their names begin with the kinds they receive: ``q-…`` queues and workers,
+``j-…`` ends of jobs.
 Underneath, ``data_version`` is polled every ``POLL_INTERVAL`` seconds, so a datagram that never comes (another user,
 another container, the owner's own transaction) costs no more than that.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from holdfast.stores.common.waiters import PendingTopics, Waiter
 
-Check = Callable[[], bool]
+Predicate = Callable[[], bool]
 POLL_INTERVAL = 0.5  # seconds between polls of data_version
 _COARSE_MTIME_NS = 50_000_000  # a folder changed this recently is listed again: its time stamp is coarse
 _MAX_DATAGRAM = 8192  # bytes of a datagram; more ended jobs than fit are sent as job:*
@@ -33,31 +34,31 @@ _MAX_DATAGRAM = 8192  # bytes of a datagram; more ended jobs than fit are sent a
 class _Waiter(Waiter):
     """A waiter that looks at the file, too."""
 
-    __slots__ = ("has_news", "is_repeated", "version")
+    __slots__ = ("has_changed", "is_poll", "version")
 
-    def __init__(self, topics: Sequence[str], wake: Callable[[], object], has_news: Check) -> None:
+    def __init__(self, topics: Sequence[str], wake: Callable[[], object], has_changed: Predicate) -> None:
         super().__init__(frozenset(topics), wake)
-        self.has_news = has_news
+        self.has_changed = has_changed
         self.version = -1  # data_version when it last looked
-        self.is_repeated = not any(topic.startswith("job:") for topic in topics)  # the same wait comes again and again
+        self.is_poll = not any(topic.startswith("job:") for topic in topics)  # a worker's, which waits for them again
 
 
-class Wakes:
+class SqliteNotifications:
     """The waiters of this process and the sockets of other processes."""
 
     def __init__(self, path: str, version: Callable[[], int]) -> None:
         self._path = path
         self._folder = _folder_for(path)
-        self._version = version
-        self._seen: dict[frozenset[str], int] = {}  # data_version when a wait for these topics last ended
+        self._read_version = version
+        self._last_seen: dict[frozenset[str], int] = {}  # data_version when a wait for these topics last ended
         self._readers: Counter[tuple[asyncio.AbstractEventLoop, socket.socket]] = Counter()
         self._waiters: set[_Waiter] = set()
         self._missed = PendingTopics()
         self._lock = threading.Lock()
         self._sockets: dict[str, tuple[socket.socket, Path]] = {}
         self._sender: socket.socket | None = None
-        self._listed: list[str] = []
-        self._listed_at = (-1, 0)
+        self._peers: list[str] = []
+        self._peers_read_at = (-1, 0)
 
     # ── telling ───────────────────────────────────────────────────────────────────────────────────────────────
     def notify_committed(self, topics: set[str]) -> None:
@@ -72,7 +73,7 @@ class Wakes:
 
     def has_end_waiters(self) -> bool:
         """Returns True if any waiter, here or in another process, awaits the ending of some job."""
-        if any(name[:2] == "j-" for name in self._listening()):
+        if any(name[:2] == "j-" for name in self._peer_names()):
             return True
         with self._lock:
             return self._is_end_awaited()
@@ -81,39 +82,39 @@ class Wakes:
         return any(topic.startswith("job:") for waiter in self._waiters for topic in waiter.topics)
 
     def _notify_processes(self, topics: set[str]) -> None:
-        listening = self._listening()
-        if not listening:
+        names = self._peer_names()
+        if not names:
             return
         with self._lock:
             own = {str(address) for _, address in self._sockets.values()}
         kinds = {"j-" if topic.startswith("job:") else "q-" for topic in topics}
-        for name in listening:
+        for name in names:
             address = f"{self._folder}/{name}"
             if name[:2] in kinds and address not in own:
                 self._send(_datagram(topics, name[:2] == "j-"), address)
 
-    def _listening(self) -> list[str]:
+    def _peer_names(self) -> list[str]:
         if self._folder is None:
             return []
         try:
             changed = self._folder.stat().st_mtime_ns
-            listed_for, listed_at = self._listed_at
-            if changed != listed_for or listed_at - changed < _COARSE_MTIME_NS:
-                self._listed = [entry.name for entry in self._folder.iterdir()]
-                self._listed_at = (changed, time.time_ns())
+            read_for, read_at = self._peers_read_at
+            if changed != read_for or read_at - changed < _COARSE_MTIME_NS:
+                self._peers = [entry.name for entry in self._folder.iterdir()]
+                self._peers_read_at = (changed, time.time_ns())
         except OSError:  # the folder was cleaned away: no process listens there
-            self._listed, self._listed_at = [], (-1, 0)
-        return self._listed
+            self._peers, self._peers_read_at = [], (-1, 0)
+        return self._peers
 
     def _send(self, datagram: bytes, address: str) -> None:
         try:
-            self._sending().sendto(datagram, address)
+            self._open_sender().sendto(datagram, address)
         except ConnectionRefusedError:  # its process died: no process will read there again
             Path(address).unlink(missing_ok=True)
         except OSError:  # a full socket wakes its reader anyhow, a missing one has left; the commit stands
             return
 
-    def _sending(self) -> socket.socket:
+    def _open_sender(self) -> socket.socket:
         with self._lock:
             if self._sender is None:
                 self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -121,16 +122,16 @@ class Wakes:
             return self._sender
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def wait(self, topics: Sequence[str], timeout: float, is_done: Check, has_news: Check) -> None:
+    async def wait(self, topics: Sequence[str], timeout: float, is_done: Predicate, has_changed: Predicate) -> None:
         """Return at a notification of a topic, a commit of another connection that concerns it, or after ``timeout``.
 
         Calls ``is_done`` once this waiter is registered, which finds an earlier change.
         """
         loop = asyncio.get_running_loop()
         notified = asyncio.Event()
-        waiter = _Waiter(topics, lambda: loop.is_closed() or loop.call_soon_threadsafe(notified.set), has_news)
-        listening = self._enlist(waiter)
-        for sock in listening:
+        waiter = _Waiter(topics, lambda: loop.is_closed() or loop.call_soon_threadsafe(notified.set), has_changed)
+        sockets = self._register(waiter)
+        for sock in sockets:
             self._add_reader(loop, sock)
         try:
             if self._was_notified(waiter) or is_done():
@@ -143,31 +144,31 @@ class Wakes:
                 if not notified.is_set() and self._data_changed(waiter):
                     return
         finally:
-            for sock in listening:
+            for sock in sockets:
                 self._remove_reader(loop, sock)
-            self._delist(waiter)
+            self._unregister(waiter)
 
-    def wait_here(self, topics: Sequence[str], timeout: float, is_done: Check, has_news: Check) -> None:
+    def wait_in_thread(self, topics: Sequence[str], timeout: float, is_done: Predicate, has_changed: Predicate) -> None:
         """``wait`` for a thread without an event loop."""
         receiver, notified = socket.socketpair()
-        waiter = _Waiter(topics, lambda: _poke(notified), has_news)
-        listening = self._enlist(waiter)
+        waiter = _Waiter(topics, lambda: _wake_thread(notified), has_changed)
+        sockets = self._register(waiter)
         try:
             if self._was_notified(waiter) or is_done():
                 return
             poll = select.poll()  # select() stops at 1,023 descriptors
-            for sock in (receiver, *listening):
+            for sock in (receiver, *sockets):
                 poll.register(sock, select.POLLIN)
             deadline = time.monotonic() + timeout
             while (left := deadline - time.monotonic()) > 0:
                 readable = {number for number, _ in poll.poll(min(left, POLL_INTERVAL) * 1000)}
                 if receiver.fileno() in readable or self._data_changed(waiter):
                     return
-                for sock in listening:
+                for sock in sockets:
                     if sock.fileno() in readable:
                         self._receive(sock)
         finally:
-            self._delist(waiter)
+            self._unregister(waiter)
             receiver.close()
             notified.close()
 
@@ -187,39 +188,39 @@ class Wakes:
         """Take down the sockets."""
         with self._lock:
             for kind in list(self._sockets):
-                self._unbind(kind)
+                self._close_socket(kind)
         if self._sender is not None:
             self._sender.close()
             self._sender = None
 
-    def _enlist(self, waiter: _Waiter) -> list[socket.socket]:
-        """List the waiter, and only then hand out its sockets: while it is listed they stay."""
+    def _register(self, waiter: _Waiter) -> list[socket.socket]:
+        """Registers the waiter, and only then returns its sockets: they stay open for it."""
         kinds = {"j-" if topic.startswith("job:") else "q-" for topic in waiter.topics}
         with self._lock:
             self._waiters.add(waiter)
-            return [sock for kind in sorted(kinds) if (sock := self._bound(kind)) is not None]
+            return [sock for kind in sorted(kinds) if (sock := self._own_socket(kind)) is not None]
 
-    def _delist(self, waiter: _Waiter) -> None:
+    def _unregister(self, waiter: _Waiter) -> None:
         """Removes a waiter. The last one for ends of jobs closes their socket: settlements then send no datagram."""
         with self._lock:
             self._waiters.discard(waiter)
             if "j-" in self._sockets and not self._is_end_awaited():
-                self._unbind("j-")
+                self._close_socket("j-")
 
     def _was_notified(self, waiter: _Waiter) -> bool:
         """Returns True if there was a notification for it before it was registered."""
         with self._lock:
             missed = self._missed.take(waiter)
         # A wait for the same topics begins where the last one ended: no commit between the two goes unnoticed.
-        waiter.version = self._seen.get(waiter.topics, -1) if waiter.is_repeated else self._version()
+        waiter.version = self._last_seen.get(waiter.topics, -1) if waiter.is_poll else self._read_version()
         return self._data_changed(waiter) or missed
 
     def _data_changed(self, waiter: _Waiter) -> bool:
         """Returns True if another connection has committed what concerns this waiter since it last looked."""
-        before, waiter.version = waiter.version, self._version()
-        if waiter.is_repeated:
-            self._seen[waiter.topics] = waiter.version
-        return waiter.version != before and waiter.has_news()
+        before, waiter.version = waiter.version, self._read_version()
+        if waiter.is_poll:
+            self._last_seen[waiter.topics] = waiter.version
+        return waiter.version != before and waiter.has_changed()
 
     def _receive(self, sock: socket.socket) -> None:
         topics = {topic for topic in _received(sock) if ":" in topic}
@@ -228,19 +229,19 @@ class Wakes:
         for waiter in matching:
             waiter.wake()
 
-    def _bound(self, kind: str) -> socket.socket | None:
+    def _own_socket(self, kind: str) -> socket.socket | None:
         """This process's socket of a kind; None where it cannot be had: then the polls of data_version serve."""
         if kind in self._sockets and not self._sockets[kind][1].exists():
-            self._unbind(kind)  # the temporary folder was cleaned
+            self._close_socket(kind)  # the temporary folder was cleaned
         if kind not in self._sockets:
             self._folder = _folder_for(self._path)
-            bound = None if self._folder is None else _bind(self._folder / f"{kind}{os.getpid()}-{os.urandom(4).hex()}")
-            if bound is None:
+            opened = None if self._folder is None else _open_socket(self._folder / f"{kind}{os.urandom(8).hex()}")
+            if opened is None:
                 return None
-            self._sockets[kind] = bound
+            self._sockets[kind] = opened
         return self._sockets[kind][0]
 
-    def _unbind(self, kind: str) -> None:
+    def _close_socket(self, kind: str) -> None:
         sock, address = self._sockets.pop(kind)
         sock.close()
         address.unlink(missing_ok=True)
@@ -256,7 +257,7 @@ def _received(sock: socket.socket) -> Iterator[str]:
         yield from datagram.decode("utf-8", "replace").split("\n")
 
 
-def _bind(address: Path) -> tuple[socket.socket, Path] | None:
+def _open_socket(address: Path) -> tuple[socket.socket, Path] | None:
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     except OSError:  # no descriptors left
@@ -270,7 +271,7 @@ def _bind(address: Path) -> tuple[socket.socket, Path] | None:
     return sock, address
 
 
-def _poke(sock: socket.socket) -> None:
+def _wake_thread(sock: socket.socket) -> None:
     with suppress(OSError):  # the waiter has just gone
         sock.send(b".")
 

@@ -18,7 +18,7 @@ from holdfast.core.portal import running_loop
 from holdfast.stores.common.searches import is_unsuccessful
 from holdfast.stores.sqlite.connection import connect, durability, translate_errors
 from holdfast.stores.sqlite.identity import FileIdentity
-from holdfast.stores.sqlite.notifications import Wakes
+from holdfast.stores.sqlite.notifications import SqliteNotifications
 from holdfast.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
@@ -40,8 +40,8 @@ class OpenedSqlite:
         self.lookup = Reader(path, connect(path), identity)  # for quick looks before a claim or a wait
         self.readers = ThreadPoolExecutor(1, thread_name_prefix="holdfast-reader")
         self.search_pool = None if call_deadline is None else SearchPool(path, identity)
-        self.wakes = Wakes(path, self._version)
-        self.writer = Writer(path, now, self.wakes, identity, call_deadline)
+        self.notifications = SqliteNotifications(path, self._version)
+        self.writer = Writer(path, now, self.notifications, identity, call_deadline)
         self.durability = durability(self.writer.connection)  # stays so; and later it may wait for a lock
         _mark_in_children(self)
 
@@ -73,7 +73,7 @@ class OpenedSqlite:
         """Close every connection."""
         self._before_closing()
         self.writer.close()
-        self.wakes.close()
+        self.notifications.close()
         self.readers.shutdown()
         if not self.identity.is_replaced:
             self.reader.close()

@@ -31,7 +31,7 @@ from holdfast.stores.common.searches import (
     unended_states,
 )
 from holdfast.stores.sqlite.encoding import as_json, filter_parameters, read_job
-from holdfast.stores.sqlite.events import Feed
+from holdfast.stores.sqlite.events import EventReader
 from holdfast.stores.sqlite.opened import SqliteFamily
 
 _decode_attempt = msgspec.json.Decoder(Attempt).decode
@@ -42,65 +42,65 @@ class SqliteQuery(SqliteFamily):
     """Family ``query`` of SQLite: each verb reads on a connection of its own."""
 
     @cached_property
-    def _reads(self) -> Reads:
-        return Reads(self._sql)
+    def _jobs(self) -> JobReader:
+        return JobReader(self._sql)
 
     @cached_property
-    def _feed(self) -> Feed:
-        return Feed(self._sql)
+    def _events(self) -> EventReader:
+        return EventReader(self._sql)
 
     async def get(self, job_id: str) -> Job | None:
-        return await self._opened().read(lambda reader: self._reads.get(reader, job_id))
+        return await self._opened().read(lambda reader: self._jobs.get(reader, job_id))
 
     async def get_many(self, job_ids: Sequence[str]) -> list[Job | None]:
-        return await self._opened().read(lambda reader: self._reads.get_many(reader, job_ids))
+        return await self._opened().read(lambda reader: self._jobs.get_many(reader, job_ids))
 
     async def summaries(self, job_ids: Sequence[str]) -> list[Job | None]:
-        return await self._opened().read(lambda reader: self._reads.summaries(reader, job_ids))
+        return await self._opened().read(lambda reader: self._jobs.summaries(reader, job_ids))
 
     async def by_key(self, key: str) -> Job | None:
-        return await self._opened().read(lambda reader: self._reads.by_key(reader, key))
+        return await self._opened().read(lambda reader: self._jobs.by_key(reader, key))
 
     async def by_keys(self, keys: Sequence[str]) -> list[Job | None]:
-        return await self._opened().read(lambda reader: [self._reads.by_key(reader, key) for key in keys])
+        return await self._opened().read(lambda reader: [self._jobs.by_key(reader, key) for key in keys])
 
     async def find(
         self, where: JobFilter, *, limit: int = 50, cursor: str | None = None, seconds: float | None = None
     ) -> Page:
         def search(reader: sqlite3.Connection) -> Page:
-            return self._reads.find(reader, where, limit=limit, cursor=cursor, seconds=seconds)
+            return self._jobs.find(reader, where, limit=limit, cursor=cursor, seconds=seconds)
 
         opened = self._opened()
         return await (opened.read(search) if costs_its_page(where) else opened.search(search, where))
 
     async def count(self, where: JobFilter, *, limit: int | None = None, seconds: float | None = None) -> int:
         found = await self._opened().search(
-            lambda reader: self._reads.count_states(reader, where, limit), where, seconds=seconds
+            lambda reader: self._jobs.count_states(reader, where, limit), where, seconds=seconds
         )
         return found.total if limit is None else min(found.total, limit)
 
     async def count_states(self, where: JobFilter) -> StateCounts:
-        return await self._opened().search(lambda reader: self._reads.count_states(reader, where), where)
+        return await self._opened().search(lambda reader: self._jobs.count_states(reader, where), where)
 
     async def attempts(self, job_id: str) -> list[Attempt]:
-        return await self._opened().read(lambda reader: self._reads.attempts(reader, job_id))
+        return await self._opened().read(lambda reader: self._jobs.attempts(reader, job_id))
 
     async def logs(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> LogPage:
-        return await self._opened().read(lambda reader: self._reads.logs(reader, job_id, limit=limit, cursor=cursor))
+        return await self._opened().read(lambda reader: self._jobs.logs(reader, job_id, limit=limit, cursor=cursor))
 
     async def queues(self, *, recent: timedelta, max_count: int) -> list[QueueInfo]:
-        return await self._opened().read(lambda reader: self._reads.queues(reader, self._now(), recent, max_count))
+        return await self._opened().read(lambda reader: self._jobs.queues(reader, self._now(), recent, max_count))
 
     async def queue_depths(self, *, max_count: int) -> list[QueueInfo]:
         """The queues that have unfinished or dead jobs, and the paused ones."""
-        return await self._opened().read(lambda reader: self._reads.queue_depths(reader, self._now(), max_count))
+        return await self._opened().read(lambda reader: self._jobs.queue_depths(reader, self._now(), max_count))
 
     async def workers(self) -> list[WorkerInfo]:
-        return await self._opened().read(lambda reader: self._reads.workers(reader, self._now()))
+        return await self._opened().read(lambda reader: self._jobs.workers(reader, self._now()))
 
     async def stats(self, *, recent: timedelta, max_count: int) -> JobStats:
         now_us = self._now()
-        return await self._opened().read(lambda reader: self._feed.stats(reader, now_us, recent, max_count))
+        return await self._opened().read(lambda reader: self._events.stats(reader, now_us, recent, max_count))
 
     async def read_history(self, since_us: int, interval: HistoryInterval) -> list[HistoryRow]:
         values = {"length": interval.length_us, "since": interval.floor_us(since_us)}
@@ -117,11 +117,11 @@ class SqliteQuery(SqliteFamily):
     async def events(self, after: str | int | None, *, limit: int, max_age: timedelta) -> JobEvents:
         now_us = self._now()
         return await self._opened().read(
-            lambda reader: self._feed.events(reader, now_us, after, limit=limit, max_age=max_age)
+            lambda reader: self._events.events(reader, now_us, after, limit=limit, max_age=max_age)
         )
 
 
-class Reads:
+class JobReader:
     """The verbs, over the store's named statements."""
 
     def __init__(self, statements: Mapping[str, str]) -> None:

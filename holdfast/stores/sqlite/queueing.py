@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.core.limits import LimitTable
 from holdfast.core.models import TERMINAL, Claim, JobState, Lease, NewJob, Settled, Settlement, Submitted
 from holdfast.core.portal import running_loop
@@ -20,7 +20,7 @@ from holdfast.stores.sqlite.claiming import SqliteClaimBuilder, read_value
 from holdfast.stores.sqlite.encoding import as_json, encode_json, job_row, span_us
 from holdfast.stores.sqlite.limits import LimitedClaim, LimitedFamily
 from holdfast.stores.sqlite.maintenance import end_expired, resolve_in, submit_in
-from holdfast.stores.sqlite.query import Reads
+from holdfast.stores.sqlite.query import JobReader
 from holdfast.stores.sqlite.submission import extra_rows, insert_rows, is_one_row, must_be_stored_alone
 from holdfast.stores.sqlite.writer import Transaction
 
@@ -328,12 +328,12 @@ class SqliteQueueing(LimitedFamily):
         return Settled(settlement.job_id, settlement.claims, True, state, run_at)
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
-    async def append_logs(self, records: Sequence[Record]) -> list[bool]:
+    async def append_logs(self, records: Sequence[LogBatch]) -> list[bool]:
         if not records:
             return []
         return await self._opened().writer.call(lambda transaction: self._append_logs(transaction, records))
 
-    def _append_logs(self, transaction: Transaction, records: Sequence[Record]) -> list[bool]:
+    def _append_logs(self, transaction: Transaction, records: Sequence[LogBatch]) -> list[bool]:
         connection, now_us = transaction.connection, transaction.now_us
         leases = as_json((each.lease.job_id, each.lease.claims) for each in records)
         found = connection.execute(self._sql["recordable"], {"leases": leases, "now": now_us})
@@ -378,21 +378,21 @@ class SqliteQueueing(LimitedFamily):
 
     # ── wait ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        wakes, search = self._opened().wakes, self._opened().lookup.run_search
+        notifications, search = self._opened().notifications, self._opened().lookup.run_search
         job_ids, workers = jobs_of_topics(topics), as_json(topic.removeprefix("worker:") for topic in topics)
 
         def is_done() -> bool:
-            return bool(job_ids) and search(lambda reader: Reads(self._sql).any_finished(reader, job_ids))
+            return bool(job_ids) and search(lambda reader: JobReader(self._sql).any_finished(reader, job_ids))
 
-        def has_news() -> bool:  # a heartbeat that each commit caused would cause one of each other worker
+        def has_changed() -> bool:  # a heartbeat that each commit caused would cause one of each other worker
             return not all(topic.startswith("worker:") for topic in topics) or search(
                 lambda reader: bool(read_value(reader, self._sql["any_worker_has_message"], {"workers": workers}))
             )
 
         if running_loop() is None:
-            wakes.wait_here(topics, timeout, is_done, has_news)
+            notifications.wait_in_thread(topics, timeout, is_done, has_changed)
         else:
-            await wakes.wait(topics, timeout, is_done, has_news)
+            await notifications.wait(topics, timeout, is_done, has_changed)
 
 
 def _log_columns(line: NewLine) -> tuple[str, str, str | None]:

@@ -23,7 +23,7 @@ from holdfast.core.errors import HoldfastError, Unavailable
 from holdfast.core.portal import running_loop
 from holdfast.stores.sqlite.connection import DRIVER_ERRORS, bare_connection, connect, translate_error
 from holdfast.stores.sqlite.identity import FileIdentity
-from holdfast.stores.sqlite.notifications import Wakes
+from holdfast.stores.sqlite.notifications import SqliteNotifications
 
 T = TypeVar("T")
 
@@ -68,11 +68,11 @@ Precheck = Callable[[], T | None]
 class _PendingChange(Generic[T]):
     """An operation queued for the writer thread."""
 
-    __slots__ = ("_operation", "_decided", "error", "future", "precheck", "loop", "result")
+    __slots__ = ("_operation", "_claimed", "error", "future", "precheck", "loop", "result")
 
     def __init__(self, operation: Operation[T], precheck: Precheck[T] | None, loop: asyncio.AbstractEventLoop) -> None:
         self._operation = operation
-        self._decided = threading.Lock()  # by its transaction, or by a caller whose deadline has passed
+        self._claimed = threading.Lock()  # by its transaction, or by a caller whose deadline has passed
         self.precheck = precheck
         self.loop = loop
         self.future: asyncio.Future[T] = loop.create_future()
@@ -81,11 +81,11 @@ class _PendingChange(Generic[T]):
 
     def run_operation(self, transaction: Transaction) -> T | None:
         """Runs the operation, unless its caller has withdrawn it."""
-        return self._operation(transaction) if self._decided.acquire(blocking=False) else None
+        return self._operation(transaction) if self._claimed.acquire(blocking=False) else None
 
     def fail_pending(self, error: Exception) -> None:
         """Fails the call with this error, unless its transaction has begun."""
-        if self._decided.acquire(blocking=False) and not self.future.done():
+        if self._claimed.acquire(blocking=False) and not self.future.done():
             self.future.set_exception(error)
 
 
@@ -100,25 +100,25 @@ class Writer:
         self,
         path: str,
         now: Callable[[], int],
-        wakes: Wakes,
+        notifications: SqliteNotifications,
         identity: FileIdentity,
         call_deadline: float | None = None,
     ) -> None:
         self._path = path
         self._identity = identity
         self._now = now
-        self._wakes = wakes
+        self._notifications = notifications
         self._call_deadline = call_deadline
         self._locked_out = False  # waiting for the lock
         self.connection = connect(path)
-        self._lock = bare_connection(path, timeout=0.0, shared=True)  # holds the write lock while the log is copied
+        self._checkpoint_lock = bare_connection(path, timeout=0.0, shared=True)  # has the write lock during checkpoints
         self._fair_lock = FairLock(path)
         self._connection_lock = threading.Lock()  # held while another program writes, so starting has its own
         self._start_lock = threading.Lock()
         self._pending: queue.SimpleQueue[_PendingChange[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._checkpoint_at = _CHECKPOINT_PAGES
-        self._log_header = b""
+        self._wal_header = b""
         self._version = 0
 
     # ── callers ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,13 +181,13 @@ class Writer:
             self._pending.put(None)
             self._thread.join()
             self._thread = None
-            self._refuse_late()
+            self._fail_late_calls()
         with self._connection_lock:  # not under a blocking caller that is writing
-            self._lock.close()
+            self._checkpoint_lock.close()
             self.connection.close()
             self._fair_lock.close()
 
-    def _refuse_late(self) -> None:
+    def _fail_late_calls(self) -> None:
         """Fails calls that came while the store was being closed."""
         late: list[_PendingChange[Any]] = []
         while not self._pending.empty():
@@ -271,7 +271,7 @@ class Writer:
                 if connection.in_transaction:
                     connection.execute("rollback")
                 raise
-            # Again: a program that opened the file since may not see this commit, so it is not acknowledged.
+            # Looked at again: a program that opened the file meanwhile may not see this commit; then it is refused.
             with suppress(OSError):  # of looking at the files: the transaction is committed
                 self._identity.check_side_files()
                 self._checkpoint_if_due()
@@ -292,28 +292,28 @@ class Writer:
         a file syncs twice as fast. The first commit after a complete copy begins the log anew. A reader or a writer in
         the way makes it do less, and the log grow on; the next attempt comes after as many pages again.
         """
-        if self._log_header != self._identity.log_header:
-            self._log_header, self._checkpoint_at = self._identity.log_header, _CHECKPOINT_PAGES
-        if not self._identity.log_has_frame(self._checkpoint_at):
+        if self._wal_header != self._identity.wal_header:
+            self._wal_header, self._checkpoint_at = self._identity.wal_header, _CHECKPOINT_PAGES
+        if not self._identity.wal_has_frame(self._checkpoint_at):
             return
         self._checkpoint_at += _CHECKPOINT_PAGES
         # A full disk may stop it. The transaction before it is committed and must not be reported as failed; a later
         # commit that fails gets its own error.
         with suppress(*DRIVER_ERRORS):
-            self._lock.execute("begin immediate")
+            self._checkpoint_lock.execute("begin immediate")
             try:
                 ((_, pages, _),) = self.connection.execute("pragma wal_checkpoint(passive)").fetchall()
                 self._checkpoint_at = pages + _CHECKPOINT_PAGES
             finally:
-                self._lock.execute("rollback")
+                self._checkpoint_lock.execute("rollback")
 
     def _notify_waiters(self, transaction: Transaction) -> None:
         """Wakes waiters after a commit. An error here must not fail the committed operation."""
         try:
-            if transaction.ended and self._wakes.has_end_waiters():
+            if transaction.ended and self._notifications.has_end_waiters():
                 transaction.topics.update(f"job:{job_id}" for job_id in transaction.ended)
             if transaction.topics:
-                self._wakes.notify_committed(transaction.topics)
+                self._notifications.notify_committed(transaction.topics)
         except Exception:
             logging.getLogger(__name__).exception("waking the waiters failed; they poll the file meanwhile")
 
@@ -350,7 +350,7 @@ def _resolve(members: list[_PendingChange[Any]]) -> None:
 
 
 LOCK_TIMEOUT = 2.0  # seconds
-_SKIP_FOR = 5.0  # seconds
+_UNFAIR_SECONDS = 5.0  # seconds
 _PAUSES = (0.00005, 0.0001, 0.0002, 0.0005)  # seconds between looks: short at first, a hand-over takes about as long
 
 
@@ -364,17 +364,17 @@ class FairLock:
         # Empty once they are closed: another file may have their numbers then.
         self._files: tuple[int, ...] = (self._next_lock, self._writer_lock)
         self._locked = False
-        self._skip_until = 0.0  # a process is frozen here: until then none waits behind it again
+        self._unfair_until = 0.0  # a process is frozen here: until then none waits behind it again
 
     def acquire_lock(self) -> None:
         """Returns once this thread may write; ``release_lock`` must follow."""
         self._threads.acquire()
         try:
             now = time.monotonic()
-            deadline = now if now < self._skip_until else now + LOCK_TIMEOUT
+            deadline = now if now < self._unfair_until else now + LOCK_TIMEOUT
             is_next = _take(self._next_lock, deadline)
             self._locked = _take(self._writer_lock, deadline)
-            self._skip_until = 0.0 if is_next and self._locked else time.monotonic() + _SKIP_FOR
+            self._unfair_until = 0.0 if is_next and self._locked else time.monotonic() + _UNFAIR_SECONDS
             if is_next:
                 fcntl.flock(self._next_lock, fcntl.LOCK_UN)
         except BaseException:  # an interrupt from the keyboard, while it has either file

@@ -895,7 +895,7 @@ $$;
 
 -- A step of a running job receives a signal, or its job becomes a receiver, as core.waits.SignalReceipt says.
 create function holdfast.receive_signal(
-    at bigint, job uuid, lease bigint, worker_id text, step_name text, step_number integer, is_in_order boolean, of_topic text,
+    at bigint, job uuid, lease bigint, worker_id text, step_name text, step_number integer, called_by_handler boolean, of_topic text,
     timeout_us bigint
 ) returns table (has_lease boolean, result text, time_left bigint) language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
@@ -929,7 +929,7 @@ begin
     end if;
     if received is not null then
         insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
-        values (job, now_us, lease, step_number, is_in_order, step_name, received);
+        values (job, now_us, lease, step_number, called_by_handler, step_name, received);
         delete from holdfast.receiver r where r.job_id = job and r.step = step_name;
         update holdfast.job j set waits = 0 where j.id = job and known.is_listed;
         return query select true, received, null::bigint;
@@ -939,9 +939,9 @@ begin
     update holdfast.job j set waits = 1 where j.id = job;
     return query
         insert into holdfast.receiver as r (job_id, begun_at, deadline, claims, number, by_handler, is_listed, step, topic)
-        values (job, now_us, now_us + timeout_us, lease, step_number, is_in_order, true, step_name, of_topic)
+        values (job, now_us, now_us + timeout_us, lease, step_number, called_by_handler, true, step_name, of_topic)
         on conflict (job_id) do update
-        set claims = lease, number = step_number, by_handler = is_in_order, is_listed = true, step = step_name, topic = of_topic,
+        set claims = lease, number = step_number, by_handler = called_by_handler, is_listed = true, step = step_name, topic = of_topic,
             ordinal = case when r.step = step_name then r.ordinal else excluded.ordinal end,
             begun_at = case when r.step = step_name then r.begun_at else now_us end,
             deadline = case when r.step = step_name then r.deadline else excluded.deadline end
@@ -958,7 +958,7 @@ declare
     now_us bigint;
     listed record;
     receiver uuid;
-    of_step text; of_number integer; of_order boolean; -- its step
+    of_step text; of_number integer; of_handler boolean; -- its step
     of_claims bigint; of_state smallint; of_queue text; -- its job
 begin
     perform holdfast.lock_topic(of_topic);
@@ -974,7 +974,7 @@ begin
         select j.claims, j.state, j.queue into of_claims, of_state, of_queue
         from holdfast.job j where j.id = listed.id for no key update;
         -- What it waits for may have changed until its job was locked.
-        select r.job_id, r.step, r.number, r.by_handler into receiver, of_step, of_number, of_order
+        select r.job_id, r.step, r.number, r.by_handler into receiver, of_step, of_number, of_handler
         from holdfast.receiver r
         where r.job_id = listed.id and r.topic = of_topic and r.is_listed and r.claims = of_claims and of_state in (2, 4)
           and not exists (select from holdfast.step s where s.job_id = r.job_id and s.name = r.step);
@@ -995,7 +995,7 @@ begin
     end if;
     if receiver is not null then
         insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
-        values (receiver, now_us, of_claims, of_number, of_order, of_step, '{"signal":' || signal_value || '}');
+        values (receiver, now_us, of_claims, of_number, of_handler, of_step, '{"signal":' || signal_value || '}');
         delete from holdfast.receiver r where r.job_id = receiver;
         update holdfast.job j
         set waits = 0, state = case when j.state = 4 then 1 else j.state end,

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from holdfast.core.errors import ForkedConnection, HoldfastError
+from holdfast.core.errors import ConfigError, ForkedConnection, HoldfastError
 from holdfast.core.portal import Portal, running_loop
 from holdfast.stores.base import Admin, External, Health, Limits, Maintenance, Query, Queueing, Schedules, Workflow
 from holdfast.stores.common.requests import jobs_of_topics
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0  # for a store to close in the event loop of another thread
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 CONNECT_BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries to connect, before jitter
 OpenedT = TypeVar("OpenedT", bound="Opened")
 
@@ -40,7 +43,7 @@ class ConnectBackoff:
     """Pauses between failed tries to connect, shared by all calls: a server that comes back is not met by a herd."""
 
     def __init__(self) -> None:
-        self._failures = 0
+        self._pause = CONNECT_BACKOFF
         self._last_error = ""
         self.connect_at = 0.0
         """Monotonic time before which there is no try."""
@@ -56,11 +59,10 @@ class ConnectBackoff:
             connection = await connect()
         except unreachable as error:
             self._last_error = one_line(error)
-            self._failures += 1
-            pause = min(_MAX_BACKOFF, CONNECT_BACKOFF * 2**self._failures) * random.uniform(0.5, 1.5)
-            self.connect_at = time.monotonic() + pause
+            self._pause = min(_MAX_BACKOFF, 2 * self._pause)
+            self.connect_at = time.monotonic() + self._pause * random.uniform(0.5, 1.5)
             raise
-        self._failures = 0
+        self._pause = CONNECT_BACKOFF
         return connection
 
 
@@ -68,6 +70,25 @@ def one_line(error: BaseException) -> str:
     """The text of a driver's error in one line."""
     silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     return " ".join(str(error).split()).rstrip(".") or silent
+
+
+def split_server_url(url: str, form: str, field: str = "url") -> SplitResult:
+    """The parts of a URL that can only be read in one way, as in ``form``. The messages do not show it: parts of a
+    password that was not percent-encoded may stand anywhere."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = None
+    if "\0" in unquote(url):
+        raise ConfigError(f"{field}: it holds a NUL character; write it without")
+    hosts = "" if parts is None else parts.netloc.rpartition("@")[2]
+    behind = "" if parts is None else parts.path + parts.query
+    if parts is None or parts.fragment or "@" in behind or not all(map(_HOST.fullmatch, hosts.split(","))):
+        raise ConfigError(
+            f"{field}: it cannot be read as {form}; percent-encode : / ? # @ in user "
+            "and password (as %3A %2F %3F %23 %40)"
+        )
+    return parts
 
 
 class Opened(ABC):

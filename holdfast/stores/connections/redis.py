@@ -131,7 +131,11 @@ class RedisPool:
         given = {**self.server.options, **options}
         if "path" not in given:
             given["host"], given["port"] = await self._primary()
-        return await _connected(given, self._connect_in, on_message)
+        try:
+            return await _connected(given, self._connect_in, on_message)
+        except _UNREACHABLE:
+            self._target = None
+            raise
 
     @property
     def _connect_in(self) -> float:
@@ -341,7 +345,8 @@ class RedisPool:
                 if on_uncertain is not None:
                     on_uncertain()
                 self._check_tls(error)
-                self.drop_connections()
+                if isinstance(error, TimeoutError):
+                    self.drop_connections()
                 if max(time.monotonic(), self._backoff.connect_at) > give_up or isinstance(error, TimeoutError):
                     asked = "; does that port speak TLS?" if self.server.secure else ""
                     raise Unavailable(f"{self.place} cannot be reached: {one_line(error)}{asked}") from error

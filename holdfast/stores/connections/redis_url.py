@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.validation import did_you_mean
+from holdfast.stores.common.server_store import split_server_url
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PARAMETERS = (
@@ -45,10 +46,8 @@ def parse_server(url: str, *, own: Collection[str] = (), field: str = "url") -> 
     """The server, and the parameters of the URL that are called as ``own`` says; the others are the driver's.
 
     ConfigError, naming the ``field``, for a URL that cannot be read."""
-    parts = urlsplit(url)
+    parts = split_server_url(url, "redis://user:password@host:port/0", field)
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if "\0" in unquote(url):
-        raise ConfigError(f"{field}: it holds a NUL character; write it without")
     if given.get("password"):
         raise ConfigError(f"{field}: give the password before the host (user:password@host), not as a parameter")
     for name in _FILES:

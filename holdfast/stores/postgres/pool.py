@@ -18,13 +18,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
 from holdfast.core.errors import Busy, ConfigError, HoldfastError, Invalid, StoreMismatch, TooBroad, Unavailable
-from holdfast.stores.common.server_store import CONNECT_BACKOFF, ConnectBackoff, one_line
+from holdfast.stores.common.server_store import CONNECT_BACKOFF, ConnectBackoff, one_line, split_server_url
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.postgres.commit_status import Commit, begun_commit, is_committed
 from holdfast.stores.postgres.encoding import NumberedStatement
@@ -39,7 +39,6 @@ RETRY_FOR = 1.5  # seconds a call waits for a server that is away: over HTTP its
 DEADLINE = 10.0  # seconds a statement may take
 _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _CLOSED = "this store was closed meanwhile"
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 _NEEDLESS = re.compile(
     "channel_binding|connect_timeout|fallback_application_name|gssencmode|keepalives.*|tcp_user_timeout"
 )
@@ -115,8 +114,11 @@ class PostgresAddress(NamedTuple):
 
 def parse_url(url: str) -> PostgresAddress:
     """``postgresql://user@host:port,host:port/database?schema=holdfast&pooled=1``; other parameters are libpq's."""
-    parts = _split(url)
+    parts = split_server_url(url, "postgresql://user:password@host:port/database")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    places = f"{parts.netloc.rpartition('@')[2]},{options.get('port', '')}"
+    if any(int(port) > 65_535 for port in re.findall(r"[:,](\d+)(?=,|$)", places)):  # resolvers take it modulo 65536
+        raise ConfigError(f"url: {places.rstrip(',')!r} has a port over 65535; correct it")
     schema = options.pop("schema", "holdfast")
     if not schema.isascii() or not schema.replace("_", "a").isalnum() or schema[0].isdigit() or len(schema) > 48:
         raise ConfigError(f"url: schema={schema!r} is not valid; give a name of ASCII letters, digits and _, up to 48")
@@ -142,28 +144,6 @@ def parse_url(url: str) -> PostgresAddress:
 
 def _joined(place: str, path: str, options: Mapping[str, str]) -> str:
     return f"postgresql://{place}{path}{'?' if options else ''}{urlencode(options)}"
-
-
-def _split(url: str) -> SplitResult:
-    """The parts of a URL that can only be read in one way. The messages do not show it: parts of a password that was
-    not percent-encoded may stand anywhere."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        parts = None
-    if "\0" in unquote(url):
-        raise ConfigError("url: it holds a NUL character; write it without")
-    hosts = "" if parts is None else parts.netloc.rpartition("@")[2]
-    behind = "" if parts is None else parts.path + parts.query
-    if parts is None or parts.fragment or "@" in behind or not all(map(_HOST.fullmatch, hosts.split(","))):
-        raise ConfigError(
-            "url: it cannot be read as postgresql://user:password@host:port/database; percent-encode : / ? # @ in user "
-            "and password (as %3A %2F %3F %23 %40)"
-        )
-    places = f"{hosts},{dict(parse_qsl(parts.query)).get('port', '')}"
-    if any(int(port) > 65_535 for port in re.findall(r"[:,](\d+)(?=,|$)", places)):  # resolvers take it modulo 65536
-        raise ConfigError(f"url: {places.rstrip(',')!r} has a port over 65535; correct it")
-    return parts
 
 
 class PostgresPool:

@@ -122,7 +122,6 @@ class Redaction:
             return text
         if is_encrypted(text):
             hidden.append(_UNKNOWN)
-            return text
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):

@@ -85,6 +85,26 @@ def test_redaction_hides_errors_that_may_quote_encrypted_values(tmp_path: Path) 
         assert errors == ["no such card: [redacted]", "[redacted]"]
 
 
+def test_redaction_hides_readable_arguments_without_the_key_and_beside_a_forged_mark(tmp_path: Path) -> None:
+    url, paths = f"sqlite:///{tmp_path}/jobs.db", "payload.clinic,payload.patient"
+    with (
+        Api(url, codec=CODEC, readable=["clinic"], redacted=paths) as keyed,
+        Api(url, redacted=paths) as keyless,
+        Api(url, redacted="payload") as whole,
+    ):
+        given = {"clinic": "north", "patient": WORD}
+        job_id = keyed.submit(payload=given)["id"]
+        keyed.post("/v1/schedules", {"name": "daily", "task": "work", "payload": given, "every": "1d"}, 201)
+        keyless.submit(payload={"$encrypted": 1, "patient": WORD}, delay=60)
+        for path in (f"/v1/jobs/{job_id}", "/v1/jobs", "/v1/schedules/daily"):
+            found, hidden = [json.dumps(api.get(path)) for api in (keyless, whole)]
+            assert "2030-01" in found
+            assert "[redacted]" in found
+            assert not any(word in text for word in ("north", WORD) for text in (found, hidden))
+        assert keyed.get(f"/v1/jobs/{job_id}")["payload"] == dict.fromkeys(given, "[redacted]")
+        assert whole.get(f"/v1/jobs/{job_id}")["payload"] == "[redacted]"
+
+
 def test_console_has_a_placeholder_without_the_key(tmp_path: Path) -> None:
     url, keys = f"sqlite:///{tmp_path}/jobs.db", Keys(tmp_path)
     with Api(url, codec=CODEC) as keyed:

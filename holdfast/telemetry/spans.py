@@ -31,7 +31,8 @@ _MAX_STATE = 512
 class Spans:
     """Creates spans. Callable from any thread. ``hides_errors``: an error is shown by its type alone.
 
-    ``hides_refused``: so is the refusal of a value, in a step or submission; an attempt's outcome has it without one.
+    ``hides_refused``: so is the refusal of a value, in a step or submission; of another error there its stack leaves
+    out the causes, which may be refusals. An attempt's outcome has a refusal without the value.
     """
 
     def __init__(self, *, hides_errors: bool, hides_refused: bool) -> None:
@@ -85,8 +86,8 @@ class Spans:
                 yield
             except Exception as error:
                 if not isinstance(error, Snooze):
-                    kind, stack = type(error).__name__, "".join(traceback.format_exception(error))
-                    _record_error(span, kind, f"{kind}: {error}", stack, hides=isinstance(error, self._hidden))
+                    kind, stack = type(error).__name__, traceback.format_exception(error, chain=not self._hidden)
+                    _record_error(span, kind, f"{kind}: {error}", "".join(stack), hides=isinstance(error, self._hidden))
                 raise
 
     def attach(self, carrier: Mapping[str, str]) -> None:

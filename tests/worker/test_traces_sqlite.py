@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 
-from holdfast import Context, Dead, Holdfast, Snooze
+from holdfast import Context, Dead, Holdfast, Invalid, RetryAfter, Snooze
 from holdfast.core.models import Job, Options
 from holdfast.integrations.cryptography import AesGcmCodec, new_key
 from holdfast.tasks import CURRENT
@@ -238,12 +239,33 @@ async def test_refused_value_is_in_no_span_of_an_application_with_a_codec(tmp_pa
     async def fails(context: Context) -> None:
         await context.step("ask", lambda: 1 // 0)
 
+    @app.task("choose", max_attempts=1)
+    async def choose(context: Context, name: str) -> None:
+        def misfit() -> Literal["yes", "no"]:
+            return name  # type: ignore[return-value]
+
+        await context.step("misfit", misfit)
+
+    @app.task("retry", max_attempts=1)
+    async def retry(context: Context, name: str) -> None:
+        async def again() -> None:
+            try:
+                await app.enqueue("bill", {"cents": name})
+            except Invalid:
+                raise RetryAfter(1, "later")  # noqa: B904 - without "from", as many write it
+
+        await context.step("again", again)
+
     spans = Spans()
     async with harness(app) as harnessed:
-        await order.enqueue("Ada Smith")
+        for task in (order, choose, retry):
+            await task.enqueue("Ada Smith")
         await fails.enqueue()
         await harnessed.run_until_idle()
     (run,), (step,), (other,) = [spans.named(name) for name in ("run order", "step bill", "step ask")]
+    (misfit,), (again,) = spans.named("step misfit"), spans.named("step again")
+    assert "does not fit the function's return annotation: ValidationError" in exported(misfit)
+    assert "RetryAfter: later" in exported(again)
     assert (step.status.status_code, dict(step.attributes or {})["error.type"]) == (trace.StatusCode.ERROR, "Invalid")
     assert "argument 'cents' of task 'bill': [encrypted] is not valid" in exported(run)
     assert "ZeroDivisionError: integer" in exported(other)

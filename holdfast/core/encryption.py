@@ -12,6 +12,7 @@ import binascii
 import os
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -174,7 +175,8 @@ def encrypt_text(
         raise HoldfastError(f"the codec could not encrypt ({type(error).__name__})") from error
     fields: dict[str, Any] = {MARKER: _Encrypted(key=key_id, data=data, of="unique" if unique else "job")}
     if readable:
-        fields |= {name: value for name, value in _decode_fields(text).items() if name in readable}
+        with suppress(msgspec.DecodeError, RecursionError):  # a stored text that is damaged has no fields to copy
+            fields |= {name: value for name, value in _decode_fields(text).items() if name in readable}
     return _encode(fields).decode()
 
 

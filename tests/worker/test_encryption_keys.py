@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast import (
     ConfigError,
@@ -22,6 +24,7 @@ from holdfast import (
 from holdfast.app.overview import KeyUse
 from holdfast.core.encryption import Codec, key_id_of
 from holdfast.core.events import PayloadUnfit, StoreTrouble
+from holdfast.core.schedule import ScheduleChange
 from holdfast.integrations.cryptography import AesGcmCodec, new_key
 from holdfast.views.explain import explain_job, job_facts
 from tests.support.spoiling import spoil
@@ -33,9 +36,9 @@ HAS_OLD, HAS_NEW = AesGcmCodec({"old": OLD}), AesGcmCodec({"new": NEW})
 ROTATED = AesGcmCodec({"new": NEW, "old": OLD})
 
 
-def _app(home: str, codec: Codec | None = None) -> Holdfast:
+def _app(home: str, codec: Codec | None = None, readable: Sequence[str] = ()) -> Holdfast:
     """An application with tasks."""
-    app = Holdfast(home, codec=codec)
+    app = Holdfast(home, codec=codec, readable=readable)
 
     @app.task("mail.send")
     async def send(to: str) -> str:
@@ -216,6 +219,32 @@ async def test_schedule_waits_for_a_worker_with_its_key(home: str) -> None:
         await harnessed.advance(40)
         [job] = (await harnessed.app.find()).jobs
         assert job.return_value() == "sent to bob"
+
+
+@pytest.mark.parametrize("readable", [[], ["to"]], ids=["none readable", "readable"])
+async def test_schedule_whose_payload_is_damaged_is_paused_and_ends_no_worker(home: str, readable: list[str]) -> None:
+    app = _app(home, HAS_OLD, readable)
+    events = Recorder(app)
+    async with harness(app) as harnessed:
+        draft = app.draft_job("mail.send", {"to": "bob"})
+        for name in ("paused", "late", "sound"):
+            await app.schedules.add(name, draft, every="1h", catch_up=0)
+        async with _app(home) as keyless:
+            schedules = (await keyless.open_store()).schedules
+            for name in ("paused", "late"):
+                (known,) = await schedules.read_schedules(name)
+                damaged = replace(known.job, payload=known.job.payload[:30])
+                long_ago = (known.next_us or 0) - 7200 * 1_000_000  # a run that the worker is not to make up for
+                assert await schedules.write_schedule(
+                    ScheduleChange(replace(known, job=damaged, next_us=long_ago), known.revision)
+                )
+        assert (await app.schedules.pause("paused")).paused
+        await harnessed.start()
+        await harnessed.advance(3601)
+        runs = {known.name: known.runs for known in await app.schedules.find_all()}
+        assert runs == {"late": 0, "paused": 0, "sound": 1}
+        (trouble,) = {event.error for event in events.of(StoreTrouble)}
+        assert "late cannot be run: the payload of schedule late is [encrypted, and damaged]" in trouble
 
 
 async def test_program_without_the_key_changes_no_arguments(home: str) -> None:

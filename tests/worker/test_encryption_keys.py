@@ -234,7 +234,7 @@ async def test_schedule_whose_payload_is_damaged_is_paused_and_ends_no_worker(ho
             for name in ("paused", "late"):
                 (known,) = await schedules.read_schedules(name)
                 damaged = replace(known.job, payload=known.job.payload[:30])
-                long_ago = (known.next_us or 0) - 7200 * 1_000_000  # a run that the worker is not to make up for
+                long_ago = (known.next_us or 0) - 5400 * 1_000_000  # a run that the worker is not to make up for
                 assert await schedules.write_schedule(
                     ScheduleChange(replace(known, job=damaged, next_us=long_ago), known.revision)
                 )

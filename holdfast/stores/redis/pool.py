@@ -224,15 +224,17 @@ def _keys(own: dict[str, str], kind: str) -> tuple[str, ...]:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", namespace):
         raise ConfigError(f"url: namespace={namespace!r} is not valid; give 1 to 64 of A-Z a-z 0-9 . _ -")
     prefix = own.get("prefix", "{" + namespace + "}:")
-    if not prefix or not prefix.isprintable() or len(prefix) > 100:
-        raise ConfigError(f"url: prefix={prefix!r} is not valid; give 1 to 100 printable characters")
+    taken = {*OWN_NAMES, *_CHANNELS}
+    if not prefix or not prefix.isprintable() or len(prefix) > 100 or (taken | {*_NAMES}) & {*prefix.split(":")[1:]}:
+        remedy = "give 1 to 100 printable characters, without a name of a key of ours after a colon"
+        raise ConfigError(f"url: prefix={prefix!r} is not valid; {remedy}")
     if kind == "cluster" and not re.search(r"\{[^}]+\}", prefix):
         raise ConfigError(f"url: prefix={prefix!r} has no {{tag}}; in a cluster all keys must be in one hash slot")
     names = {name: own.get(name, default) for name, default in _NAMES.items()}
     for name, key in names.items():
         bare = key.strip(":")
         others = [other.strip(":") for each, other in names.items() if each != name]
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}:?", key) or bare in {*OWN_NAMES, *_CHANNELS, *others}:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}:?", key) or bare in taken.union(others):
             raise ConfigError(
                 f"url: {name}={key!r} is not valid; give 1 to 64 of A-Z a-z 0-9 . _ - that no other key is called"
             )

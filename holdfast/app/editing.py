@@ -118,7 +118,7 @@ class JobEditing(TaskRegistration):
     def _checked_payload(self, job: Job, payload: Mapping[str, Any]) -> str:
         if not isinstance(payload, Mapping):
             raise Invalid("payload", payload, "give an object: the arguments by name")
-        self._check_codec(job)
+        require_decrypted(job.payload, f"the payload of job {job.id}")  # unreadable arguments are not replaced
         text = encode_payload(payload, self.settings.payload_limit)
         registered = self.registry.get(job.task)
         if registered is not None:
@@ -126,11 +126,6 @@ class JobEditing(TaskRegistration):
         elif job.task == COMMAND:
             self.command_policy().parse_command(text)
         return text
-
-    def _check_codec(self, job: Job) -> None:
-        """Raises DecryptionFailed for new arguments of an encrypted job that this program would store in the clear."""
-        if self.codec is None:
-            require_decrypted(job.payload, f"the payload of job {job.id}")
 
     # ── cancel and replay ─────────────────────────────────────────────────────────────────────────────────────
     async def cancel_one(self, job_id: str) -> JobState:

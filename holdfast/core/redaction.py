@@ -20,9 +20,7 @@ from holdfast.core.models import Attempt, Job, Step
 
 REDACTED = "[redacted]"
 _LEAST = 4  # shortest hidden value that is searched for in error texts: shorter ones occur in every text
-_UNKNOWN = (
-    "\0encrypted"  # stands for hidden values that cannot be decrypted here: no text may be shown that quotes them
-)
+_UNKNOWN = "\0encrypted"  # stands for hidden values that cannot be decrypted here: no text that may quote one is shown
 _MAX_HIDDEN = 100  # maximum number of hidden values that are searched for: a text that may quote more is not shown
 _CUT_LINE = re.compile(r"(.*)(… \(\d+ characters\).*)", re.DOTALL)
 

@@ -247,24 +247,33 @@ async def test_schedule_whose_payload_is_damaged_is_paused_and_ends_no_worker(ho
         assert "late cannot be run: the payload of schedule late is [encrypted, and damaged]" in trouble
 
 
-async def test_program_without_the_key_changes_no_arguments(home: str) -> None:
+@pytest.mark.parametrize("codec", [HAS_NEW, None], ids=["another key", "no codec"])
+async def test_program_without_the_key_changes_no_arguments(home: str, codec: Codec | None) -> None:
     job_id = await _submit(home, HAS_OLD)
     async with harness(_app(home, HAS_OLD)) as harnessed:
         await harnessed.run_until_idle()
-    keyless = _app(home)
+    waiting_id, plain_id = await _submit(home, HAS_OLD), await _submit(home, None)
+    keyless = _app(home, codec)
     async with keyless:
+        stored = await keyless.get(waiting_id)
         job = await keyless.get(job_id)
         assert (key_id_of(job.payload), key_id_of(job.result or "")) == ("old", "old")
         for refused in (
             keyless.handle(job_id).result(timeout=0),
             keyless.fork_job(job_id),
+            keyless.fork_job(job_id, payload={"to": "eve"}),
             keyless.replay(job_id, force=True, payload={"to": "eve"}),
+            keyless.edit(waiting_id, payload={"to": "eve"}),
         ):
             with pytest.raises(DecryptionFailed):
                 await refused
         for read in (job.decode_arguments, job.return_value):
             with pytest.raises(DecryptionFailed, match="encrypted with key old"):
                 read()
+        assert (await keyless.edit(waiting_id, priority=5)).payload == stored.payload
+        assert (await keyless.edit(plain_id, payload={"to": "eve"})).decode_arguments() == {"to": "eve"}
+    async with _app(home, ROTATED) as keyed:
+        assert (await keyed.edit(waiting_id, payload={"to": "bob"})).decode_arguments() == {"to": "bob"}
 
 
 @pytest.mark.parametrize("codec", [HAS_NEW, None], ids=["another key", "no codec"])

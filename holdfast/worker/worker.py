@@ -337,7 +337,8 @@ class Worker:
             worker_ends_by_it = self._reason == "store_replaced" or not self.shared.stopping.is_set()
             if worker_ends_by_it and isinstance(error, StoreReplaced):
                 return  # every service gets this error, and the worker raises it
-            self.shared.emit(StoreTrouble(service="worker", error=f"{what}: {error}", retry_in=0.0))
+            text = f"{what}: {str(error) or 'no answer'}"
+            self.shared.emit(StoreTrouble(service="worker", error=text, retry_in=0.0))
 
     def _resize(self, concurrency: int) -> None:
         self.runner.resize(concurrency)

@@ -25,6 +25,7 @@ from holdfast.core.events import (
 )
 from holdfast.testing.harness import Harness, TestWorker
 from holdfast.worker.metrics_server import MetricsServer
+from holdfast.worker.ticker import Ticker
 from holdfast.worker.worker import Worker
 from tests.worker.support import Recorder, gaps, harness
 
@@ -87,6 +88,25 @@ async def test_a_store_that_is_away_for_a_while_costs_nothing(app: Holdfast, ver
     assert all("cut this worker off" in each.error for each in trouble)
     assert all(0 < each.retry_in <= 5.1 for each in trouble)
     assert len(trouble) < 60  # it waits between its tries
+
+
+async def test_start_that_the_store_does_not_answer_in_time_is_reported_with_a_cause(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Recorder(app)
+
+    async def run_out(ticker: Ticker) -> None:
+        patch.undo()  # the ticker's own turns are answered
+        raise TimeoutError  # as asyncio.timeout raises it: without a text
+
+    worker = Worker(app)
+    app.events.subscribe(lambda _: worker.stop(), StoreTrouble)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ticker, "write_declared", run_out)
+        await worker.run()
+    (trouble,) = events.of(StoreTrouble)
+    assert trouble.error == "writing the limits and schedules of the code: no answer"
+    await app.close()
 
 
 async def test_changed_settings_are_followed_within_five_seconds(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ async def _adapt_sqlalchemy(connection: Connection | Session | scoped_session[Se
 
     with _plain_sqlalchemy_errors():
         link = connection if isinstance(connection, Connection) else connection.connection()
-        physical = _check_sqlalchemy(link)
+        physical = _begin_sqlalchemy(link)
     if isinstance(physical, sqlite3.Connection):
         return await _adapt_sqlite(physical)
 
@@ -219,7 +219,7 @@ async def _adapt_sqlalchemy_async(
         link = connection if isinstance(connection, AsyncConnection) else await connection.connection()
         if link.sync_connection is None:
             raise refuse_closed()
-        physical = _check_sqlalchemy(link.sync_connection)
+        physical = await link.run_sync(_begin_sqlalchemy)
     if link.dialect.driver == "aiosqlite":
         return await _adapt_aiosqlite(physical)
 
@@ -230,11 +230,13 @@ async def _adapt_sqlalchemy_async(
     return ConnectionAdapter(link.dialect.name, fetch, physical)
 
 
-def _check_sqlalchemy(link: Connection) -> Any:
-    """Returns the driver's connection; raises Conflict for one in autocommit mode."""
+def _begin_sqlalchemy(link: Connection) -> Any:
+    """Returns the driver's connection, in a transaction of SQLAlchemy's; raises Conflict for one in autocommit mode."""
     pooled = link.connection
     if getattr(pooled.dbapi_connection, "autocommit", None) is True:
         raise refuse_alone("it is in AUTOCOMMIT; take one with another isolation level")
+    if not link.in_transaction():  # without one, its commit() and rollback() do not reach the driver
+        link.begin()
     return pooled.driver_connection
 
 

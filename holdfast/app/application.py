@@ -262,6 +262,8 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         return given
 
     async def _submitted_within(self, connection: Any, jobs: Sequence[NewJob]) -> list[Submitted]:
+        if self.settings.strict_idempotency:
+            await self._await_or_block(self._submitter.check_before(jobs))
         reserved = await self._await_or_block(self._submitter.admit_jobs(jobs))
         try:
             with submission(self.spans, jobs) as spanned:

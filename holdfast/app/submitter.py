@@ -199,7 +199,7 @@ class Submitter:
     async def submit_all(self, jobs: Sequence[NewJob]) -> list[Submitted]:
         """Store a batch in one transaction. A Conflict lists the jobs stored all the same."""
         if self._settings().strict_idempotency:
-            await self._check_before([job for job in jobs if job.key is not None])
+            await self.check_before(jobs)
         with submission(self._spans, jobs) as traced:
             answers = await self._send(traced)
             try:
@@ -286,13 +286,14 @@ class Submitter:
                 if first is not None:
                     _check_same(job, first)
 
-    async def _check_before(self, jobs: Sequence[NewJob]) -> None:
+    async def check_before(self, jobs: Sequence[NewJob]) -> None:
         """Refuses a batch with a key of another job before any of its jobs is stored. A concurrent submission of the
         same key is found afterwards."""
+        keyed = [job for job in jobs if job.key is not None]
         store = await self._store()
         firsts: dict[str | None, NewJob] = {}
-        for start in range(0, len(jobs), _MAX_LOOKUP):
-            chunk = jobs[start : start + _MAX_LOOKUP]
+        for start in range(0, len(keyed), _MAX_LOOKUP):
+            chunk = keyed[start : start + _MAX_LOOKUP]
             found = await store.query.by_keys([str(job.key) for job in chunk])
             for job, stored in zip(chunk, found, strict=True):
                 _check_same(job, stored or firsts.setdefault(job.key, job))

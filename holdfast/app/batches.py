@@ -104,6 +104,8 @@ def _with_ids(named: Mapping[str, NewJob], batch_id: str, *, derive_all: bool) -
     ids: dict[str, str] = {}
     found: list[NewJob] = []
     for name, job in named.items():
+        if job.has_client_id and job.id in ids and job.batch != batch_id:  # the store would take it for that one
+            raise Invalid(f"on_{name.split()[0]}", job.id, "give each callback an id of its own", "is another's id")
         derives = not job.has_client_id and (derive_all or job.id in ids)
         job_id = derive_id(batch_id, name) if derives else job.id
         ids.setdefault(job.id, job_id)

@@ -202,6 +202,23 @@ async def test_batch_that_cannot_be_is_refused_whole(app: Holdfast) -> None:
         assert await app.count() == 0
 
 
+@pytest.mark.parametrize("given", ["a member", "another callback", "the same callback"])
+async def test_callback_with_the_id_of_another_job_of_its_batch_is_refused(app: Holdfast, given: str) -> None:
+    """The store would take it for that job, and it would never run."""
+    tasks, own = Tasks(app), new_id()
+    callback = tasks.callback.options(id=own).new_job("end")
+    member = tasks.member.options(id=own if given == "a member" else None).new_job("a")
+    others = {"another callback": tasks.callback.options(id=own).new_job("success"), "the same callback": callback}
+    async with harness(app):
+        for batch_id in (None, new_id()):
+            with pytest.raises(Invalid, match=rf"^on_end: '{own}' is another's id; give each callback an id of its"):
+                await app.enqueue_batch([member], on_success=others.get(given, ()), on_end=callback, id=batch_id)
+        assert await app.count() == 0
+        twice = tasks.callback.new_job("twice")
+        await app.enqueue_batch([member], on_success=twice, on_end=twice)
+        assert await app.count() == 4
+
+
 async def test_job_joins_no_batch_that_is_none_or_has_ended(app: Holdfast) -> None:
     tasks = Tasks(app)
     async with harness(app) as harnessed:

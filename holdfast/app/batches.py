@@ -26,7 +26,7 @@ Callbacks = NewJob | Iterable[NewJob]
 
 
 def draft_batch(
-    members: Sequence[NewJob],
+    jobs: Iterable[NewJob],
     callbacks: Sequence[tuple[Condition, Callbacks]],
     *,
     id: str | None,
@@ -39,7 +39,7 @@ def draft_batch(
 
     With an ``id`` given, the ids of the others derive from it, unless they have one: the same submission is harmless.
     """
-    _check_members(members)
+    members = _check_members(jobs)
     batch_id = new_id() if id is None else check_id(id)
     options = Options(
         tags=check_tags(tags) if tags else (),
@@ -70,16 +70,20 @@ def draft_batch(
     return [new, *_with_ids(named, batch_id, derive_all=id is not None)]
 
 
-def _check_members(members: Sequence[NewJob]) -> None:
+def _check_members(jobs: object) -> list[NewJob]:
+    if not isinstance(jobs, Iterable):
+        raise Invalid("jobs", jobs, "give a list of drafted jobs: [task.new_job(…)]")
+    members = [*jobs]
     if not members:
         raise Invalid("jobs", "none", "give at least one: a batch ends with its last job", "were given")
     if len(members) > MAX_MEMBERS:
         remedy = f"give up to {MAX_MEMBERS:,}; a job of the batch may add further ones: options(batch=context.batch_id)"
         raise Invalid("jobs", len(members), remedy)
     check_drafts(members)
-    for job in members:
+    for number, job in enumerate(members):
         if job.is_batch or job.batch is not None:
-            raise Invalid("jobs", job.id, "give jobs that are in no batch yet")
+            raise Invalid(f"jobs[{number}].batch", job.batch, "give jobs that are in no batch yet")
+    return members
 
 
 def _check_callbacks(condition: Condition, given: Callbacks) -> list[NewJob]:

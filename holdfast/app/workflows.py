@@ -95,7 +95,7 @@ class WorkflowMethods:
         first job. Redis stores each 200 jobs at once, and lets the batch end when all are stored.
         """
         callbacks = ((Condition.SUCCESS, on_success), (Condition.FAILURE, on_failure), (Condition.END, on_end))
-        drafted = draft_batch([*jobs], callbacks, id=id, batch=batch, queue=queue, tags=tags, metadata=metadata)
+        drafted = draft_batch(jobs, callbacks, id=id, batch=batch, queue=queue, tags=tags, metadata=metadata)
         handles = await self._submit_together(drafted, connection)
         return handles[0]
 

@@ -67,7 +67,7 @@ def test_batch_with_an_id_is_submitted_again_harmlessly(api: Api) -> None:
         ({"jobs": [{"task": "work"}]}, "jobs[0].payload"),
         ({"jobs": [JOB], "on_end": [{"task": "", "payload": {}}]}, "on_end[0].task"),
         ({"jobs": [JOB], "id": "mine"}, "give a UUID"),
-        ({"jobs": [{**JOB, "batch": UNKNOWN_ID}]}, "jobs"),
+        ({"jobs": [JOB, {**JOB, "batch": UNKNOWN_ID}]}, f"jobs[1].batch: '{UNKNOWN_ID}' is not valid"),
         ({"jobs": [JOB], "on_sucess": [JOB]}, "on_sucess"),
     ],
 )

@@ -186,8 +186,12 @@ async def test_batch_that_cannot_be_is_refused_whole(app: Holdfast) -> None:
             await app.enqueue_batch([outside] * 10_001)
         with pytest.raises(Invalid, match="give drafted jobs"):
             await app.enqueue_batch(["x"])  # type: ignore[list-item]
-        with pytest.raises(Invalid, match="in no batch yet"):
-            await app.enqueue_batch([tasks.member.options(batch=new_id()).new_job("x")])
+        given: Any
+        for given in (None, 5, outside):
+            with pytest.raises(Invalid, match=r"^jobs: .* is not valid; give a list of drafted jobs"):
+                await app.enqueue_batch(given)
+        with pytest.raises(Invalid, match=r"^jobs\[1\]\.batch: .* in no batch yet"):
+            await app.enqueue_batch([outside, tasks.member.options(batch=new_id()).new_job("x")])
         with pytest.raises(Invalid, match=r"^id: .*give a UUID"):
             await app.enqueue_batch([outside], id="mine")
         with pytest.raises(Invalid, match=r"on_failure.*give drafted jobs"):

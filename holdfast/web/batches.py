@@ -10,12 +10,10 @@ from msgspec import Meta
 
 from holdfast.app.batches import draft_batch
 from holdfast.core.dependencies import Condition
-from holdfast.core.errors import Invalid
 from holdfast.core.models import JobState, NewJob
-from holdfast.tasks.codec import RawText
 from holdfast.views.documents import ID, JobId
 from holdfast.views.workflows import BatchDocument
-from holdfast.web.fields import MAX_LIST, OBJECT, QUEUE_VALUE, TAG_VALUE, BodySchema, Field, array_value
+from holdfast.web.fields import MAX_LIST, OBJECT, QUEUE_VALUE, TAG_VALUE, BodySchema, Field, array_value, missing_field
 from holdfast.web.jobs import find_job
 from holdfast.web.messages import ApiResponse, json_response
 from holdfast.web.routing import Operation, RequestContext, ResponseSpec
@@ -70,8 +68,7 @@ async def create_batch(call: RequestContext) -> ApiResponse:
     """Stores a batch."""
     body = call.body
     if call.app.settings.key_required and "id" not in body:
-        remedy = "give one; the settings require idempotency"
-        raise Invalid("id", RawText("nothing"), remedy, "was given", code="missing")
+        raise missing_field("id", "give one; the settings require idempotency")
     members = _draft_jobs(call, body, "jobs")
     callbacks = [(condition, _draft_jobs(call, body, name)) for name, (condition, _) in _CALLBACKS.items()]
     jobs = draft_batch(

@@ -183,9 +183,9 @@ def _unknown(path: str, name: str, known: Sequence[str]) -> Invalid:
     return Invalid(path, name, there + close, "is not known here", code="unknown_field")
 
 
-def missing_field(path: str) -> Invalid:
+def missing_field(path: str, remedy: str = "it is required") -> Invalid:
     """The error of a field that is required and was left out."""
-    return Invalid(path, RawText("nothing"), "it is required", "was given", code="missing")
+    return Invalid(path, RawText("nothing"), remedy, "was given", code="missing")
 
 
 # ── kinds of values ────────────────────────────────────────────────────────────────────────────────────────────────

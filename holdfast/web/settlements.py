@@ -15,7 +15,7 @@ from holdfast.core.lifecycle import DEFERRALS, Cancelled, Failed, Outcome, Relea
 from holdfast.core.models import JobState, Lease, Reason, Settled, Settlement
 from holdfast.core.validation import check_span
 from holdfast.settings.settings import Settings
-from holdfast.tasks.codec import RawText, encode_result
+from holdfast.tasks.codec import encode_result
 from holdfast.views.documents import ID, Instant
 from holdfast.views.formatting import format_timestamp
 from holdfast.web.fields import (
@@ -27,6 +27,7 @@ from holdfast.web.fields import (
     any_value,
     array_value,
     choice_value,
+    missing_field,
     text_value,
 )
 from holdfast.web.lease_tokens import SAMPLE, TOKEN_VALUE, WORKER, LeaseRecord, check_once, read_leases, worker_of
@@ -164,7 +165,7 @@ def _check_fields(given: Mapping[str, Any], path: str) -> None:
         raise Invalid(path + name, given[name], f"with {word!r} goes {known}", f"does not go with {word!r}")
     needed = _NEEDED.get(word)
     if needed is not None and needed not in given:
-        raise Invalid(path + needed, RawText("nothing"), f"it is required with {word!r}", "was given", code="missing")
+        raise missing_field(path + needed, f"it is required with {word!r}")
 
 
 def outcome_of(given: Mapping[str, Any], settings: Settings, path: str = "") -> Outcome:

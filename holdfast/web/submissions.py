@@ -36,6 +36,7 @@ from holdfast.web.fields import (
     at_most_one,
     check_object,
     client_field_names,
+    missing_field,
     text_value,
     whole_number,
 )
@@ -222,7 +223,7 @@ async def submit(call: RequestContext) -> ApiResponse:
     """Store one job; when the answer is there, it is stored."""
     key = header_key(call.request)
     if key is None and call.app.settings.key_required and "key" not in call.body:
-        raise Invalid(KEY_HEADER, RawText("nothing"), "send one; the settings require it", "was given", code="missing")
+        raise missing_field(KEY_HEADER, "send one; the settings require it")
     asked = draft_submission(call.app, call.body, key=key)
     handle, job = await submit_job(call, asked)
     location = (b"location", f"{quote(call.request.root_path)}/v1/jobs/{handle.id}".encode())
@@ -341,12 +342,10 @@ async def submit_batch(call: RequestContext) -> ApiResponse:
     """Store a batch in one transaction."""
     if header_key(call.request) is not None:
         raise Invalid(KEY_HEADER, RawText("a key for a batch"), "give each job of the batch its own key", "was given")
-    required = call.app.settings.key_required
     jobs = [draft_submission(call.app, given, f"jobs[{index}].") for index, given in enumerate(call.body["jobs"])]
     for index, job in enumerate(jobs):
-        if required and job.key is None:
-            remedy = "give one; the settings require it"
-            raise Invalid(f"jobs[{index}].key", RawText("nothing"), remedy, "was given", code="missing")
+        if call.app.settings.key_required and job.key is None:
+            raise missing_field(f"jobs[{index}].key", "give one; the settings require it")
     handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch_size=MAX_LIST), list)
     call.unknown_tasks.record_jobs(jobs)
     call.changed += [handle.id for handle in handles if handle.created]

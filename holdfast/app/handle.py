@@ -140,10 +140,8 @@ class JobHandle(Generic[R]):
                 raise ResultTimeout(job.id, f"job {job.id} is {job.state}; {remedy}")
             left = _POLL_SECONDS if deadline is None else deadline - clock.monotonic()
             if span is not None and left <= 0:
-                text = (
-                    f"job {job.id} is {job.state} after {span.total_seconds():g} s; {await self._describe_chances(job)}"
-                )
-                raise ResultTimeout(job.id, text)
+                chances = await self._describe_chances(job)
+                raise ResultTimeout(job.id, f"job {job.id} is {job.state} after {span.total_seconds():g} s; {chances}")
             await store.queueing.wait([f"job:{self.id}"], timeout=min(left, _POLL_SECONDS))
 
     @requires_loop
@@ -226,14 +224,9 @@ def canonical_id(job_id: object) -> str:
 
 async def find_ids(store: Store, references: Sequence[str]) -> dict[str, str | None]:
     """Returns the id of each reference, even if no job has it; None for a key that no job has."""
-    ids: dict[str, str | None] = {}
-    for each in references:
-        if each.startswith("key:"):
-            ids[each] = None
-        else:
-            job_id = canonical_id(each)
-            ids[job_id] = job_id
-    keys = [each for each in ids if each.startswith("key:")]
+    asked = [each if each.startswith("key:") else canonical_id(each) for each in references]
+    ids: dict[str, str | None] = {each: None if each.startswith("key:") else each for each in asked}
+    keys = [each for each, job_id in ids.items() if job_id is None]
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         piece = keys[start : start + _KEYS_AT_ONCE]
         found = await store.query.by_keys([each.removeprefix("key:") for each in piece])

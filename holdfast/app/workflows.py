@@ -90,9 +90,8 @@ class WorkflowMethods:
         ``on_end`` start with its end, ``on_failure`` when its first job has failed; each at most once. A job of the
         batch may add others while it runs: ``options(batch=context.batch_id)``.
 
-        ``id``: the same id again, with the same jobs, is harmless. ``batch``: another batch of which this one is a
-        member. ``queue``: of the batch, by default that of its
-        first job. Redis stores each 200 jobs at once, and lets the batch end when all are stored.
+        ``id``: the same id again, with the same jobs, is harmless. ``batch``: another one, of which it is a member.
+        ``queue``: by default that of its first job. Redis stores each 200 jobs at once; the batch ends when all are.
         """
         callbacks = ((Condition.SUCCESS, on_success), (Condition.FAILURE, on_failure), (Condition.END, on_end))
         drafted = draft_batch(jobs, callbacks, id=id, batch=batch, queue=queue, tags=tags, metadata=metadata)

@@ -235,9 +235,8 @@ class BlockingTask(_Explaining, Generic[P, R]):
         if connection is None:
             connection = self._app._current_connection()
         job = self._prepared.new_job(*args, **kwargs)
-        return self._app.run_blocking(
-            self._app.submit(job, connection=connection), in_this_thread=connection is not None
-        )
+        call = self._app.submit(job, connection=connection)
+        return self._app.run_blocking(call, in_this_thread=connection is not None)
 
 
 def with_defaults(options: JobOptions, task: Task[..., Any]) -> JobOptions:

@@ -404,7 +404,7 @@ def _fail(answer: asyncio.Future[Submitted], error: BaseException) -> None:
 
 async def split_batches(jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> AsyncIterator[list[NewJob]]:
     """Cut any iterable, async or not, into batches; it may be endless and is never held whole."""
-    if not isinstance(jobs, AsyncIterable | Iterable):
+    if not isinstance(jobs, Iterable if running_loop() is None else AsyncIterable | Iterable):
         raise Invalid("jobs", jobs, "give a list of drafted jobs: [task.new_job(…)]")
     if not isinstance(jobs, AsyncIterable):
         rest = iter(jobs)

@@ -15,6 +15,7 @@ from holdfast.core.portal import forbid_running_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_HINTS = {"enqueue_stream": "give parts of the stream to .sync.enqueue_many, one after the other"}
 
 
 class Blocker(Protocol):
@@ -40,7 +41,7 @@ class BlockingView:
             thing = self._thing
             if not hasattr(thing, name):
                 return getattr(thing, name)  # raises its error, which may name what to write here
-            hint = f"it does not wait: use .{name} itself, without .sync before it"
+            hint = _HINTS.get(name, f"it does not wait: use .{name} itself, without .sync before it")
             raise AttributeError(f"{type(thing).__name__} has no async method {name!r} to block on; {hint}")
 
 

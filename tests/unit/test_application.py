@@ -224,6 +224,8 @@ def test_attribute_of_another_queues_application_is_answered_with_ours(tmp_path:
                 getattr(thing, name)
     with pytest.raises(AttributeError, match=r"no async method 'schedules' to block on; .*use \.schedules itself"):
         app.sync.schedules  # type: ignore[attr-defined]  # noqa: B018 - the mistake that is meant
+    with pytest.raises(AttributeError, match=r"no async method 'enqueue_stream' .*; .* \.sync\.enqueue_many"):
+        app.sync.enqueue_stream  # type: ignore[attr-defined]  # noqa: B018 - the mistake that is meant
 
 
 def test_method_of_a_result_of_another_queue_is_answered_with_ours(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -326,6 +328,19 @@ def test_an_async_iterable_is_stored_in_its_order(app: Holdfast) -> None:
     sizes, payloads = asyncio.run(store())
     assert sizes == [10, 10, 5]
     assert payloads == [f'{{"n":{number}}}' for number in range(25)]
+
+
+def test_async_iterable_is_refused_where_no_event_loop_runs(app: Holdfast, tmp_path: Path) -> None:
+    async def rows() -> AsyncIterator[NewJob]:
+        await asyncio.sleep(0)
+        yield app.draft_job("work", {})
+
+    app.sync.count()
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as held:
+        for connection in (None, held):
+            with pytest.raises(Invalid, match=r"^jobs: <async_generator .* is not valid; give a list of drafted jobs"):
+                app.sync.enqueue_many(rows(), connection=connection)
+    assert app.sync.count() == 0
 
 
 def failing(app: Holdfast) -> Iterator[NewJob]:

@@ -252,8 +252,9 @@ async def _store_job(app: Holdfast, new: NewJob) -> tuple[JobHandle[Any], Job]:
         try:
             job = await app.get(handle.id)
         except (NotFound, Unavailable) as error:
-            if handle.created:
-                return handle, as_stored(new, now_us=_now_us(app))
+            if handle.created:  # by this host's clock: the store is unavailable, or a round trip is not worthwhile
+                now_us = app.now() if app.now is not None else time.time_ns() // 1000
+                return handle, as_stored(new, now_us=now_us)
             if isinstance(error, Unavailable):
                 raise _unread_job(handle, error) from None
         else:
@@ -274,11 +275,6 @@ async def read_back(app: Holdfast, handle: JobHandle[Any]) -> Job:
 def _unread_job(handle: JobHandle[Any], error: Exception) -> Unavailable:
     outcome = f"job {handle.id} was stored, but could not be read back"
     return Unavailable(f"{outcome}: {error}", outcome=outcome)
-
-
-def _now_us(app: Holdfast) -> int:
-    """By this host's clock: the store is unavailable, or a round trip is not worthwhile."""
-    return app.now() if app.now is not None else time.time_ns() // 1000
 
 
 def as_stored(new: NewJob, *, now_us: int) -> Job:
@@ -346,16 +342,19 @@ async def submit_batch(call: RequestContext) -> ApiResponse:
     for index, job in enumerate(jobs):
         if call.app.settings.key_required and job.key is None:
             raise missing_field(f"jobs[{index}].key", "give one; the settings require it")
-    handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch_size=MAX_LIST), list)
+    try:
+        handles = await submit_authorized(call, jobs, lambda: call.app.enqueue_many(jobs, batch_size=MAX_LIST), list)
+    except Invalid as error:  # it may be of a job for which another waits, or of a batch
+        related = [error.value in (job.batch or "", *(each.job_id for each in job.after)) for job in jobs]
+        with client_field_names(f"jobs[{related.index(True)}]." if True in related else ""):
+            raise
     call.unknown_tasks.record_jobs(jobs)
     call.changed += [handle.id for handle in handles if handle.created]
-    answer = SubmittedBatch(
-        [
-            BatchEntry(handle.id, handle.created, _wake_up(handle), _warning(call, handle, job))
-            for handle, job in zip(handles, jobs, strict=True)
-        ]
-    )
-    return json_response(201 if any(handle.created for handle in handles) else 200, answer)
+    entries = [
+        BatchEntry(handle.id, handle.created, _wake_up(handle), _warning(call, handle, job))
+        for handle, job in zip(handles, jobs, strict=True)
+    ]
+    return json_response(201 if any(handle.created for handle in handles) else 200, SubmittedBatch(entries))
 
 
 OPERATIONS = (

@@ -12,7 +12,7 @@ import pytest
 from holdfast.core.errors import NotFound, Unavailable
 from holdfast.core.ids import as_ulid, new_id
 from holdfast.stores.base import ClaimRequest
-from tests.web.client import JSON, Api
+from tests.web.client import JSON, UNKNOWN_ID, Api
 from tests.web.working import Worker
 
 FIELDS = {"id", "task", "state", "attempts", "max_attempts", "payload", "run_at", "created_at"}
@@ -360,6 +360,16 @@ def test_batch_with_one_invalid_job_stores_nothing_and_names_it(api: Api) -> Non
     assert problem["detail"].startswith("jobs[2].priority: 101 is not valid")
     problem = api.refused("POST", "/v1/jobs/batch", 422, json={"jobs": [_job(), {"payload": {}}]})
     assert (problem["field"], problem["code"]) == ("jobs[1].task", "missing")
+    assert api.count() == 0
+
+
+@pytest.mark.parametrize("related", [{"after": [UNKNOWN_ID]}, {"batch": UNKNOWN_ID}], ids=["after", "batch"])
+def test_batch_names_the_job_that_is_related_to_none(api: Api, related: dict[str, Any]) -> None:
+    jobs = [_job(id=(first := new_id())), _job(after=[first]), _job(**related), _job(**related)]
+    problem = api.refused("POST", "/v1/jobs/batch", 422, json={"jobs": jobs})
+    field = f"jobs[2].{next(iter(related))}"
+    assert (problem["field"], problem["value"]) == (field, f"'{UNKNOWN_ID}'")
+    assert problem["detail"].startswith(f"{field}: '{UNKNOWN_ID}' is ")
     assert api.count() == 0
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -21,6 +23,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.postgres import store as store_schema
 from tests.conformance.support import lengthen_migrations, new_job, put, take_ids
 from tests.support import postgres
+from tests.support.certificates import Authority
 from tests.support.postgres import PASSWORD, USER, Postgres, installed
 from tests.support.stores import migrations
 
@@ -319,6 +322,63 @@ async def refused_at_work(url: str) -> str:
     finally:
         await store.close()
     return str(caught.value)
+
+
+# ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+@asynccontextmanager
+async def with_certificate(certificate: ssl.SSLContext) -> AsyncIterator[str]:
+    """The URL of a server that presents this certificate, and answers nothing over TLS."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, EOFError):
+            await reader.readexactly(8)  # a request for TLS
+            writer.write(b"S")
+            await writer.start_tls(certificate)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"postgresql://app@127.0.0.1:{server.sockets[0].getsockname()[1]}/app?sslmode=verify-full"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("host", "signer", "expired", "why"),
+    [
+        ("127.0.0.1", "other", False, "unable to get local issuer certificate; give the file .*sslrootcert=FILE"),
+        ("db.example", "authority", False, "not valid for '127.0.0.1'; give .*the host as the certificate has it"),
+        ("127.0.0.1", "authority", True, "certificate has expired; renew it"),
+    ],
+)
+async def test_a_certificate_that_is_not_trusted(
+    tmp_path: Path, host: str, signer: str, expired: bool, why: str
+) -> None:
+    signers = {name: Authority(tmp_path, name) for name in ("authority", "other")}
+    async with with_certificate(signers[signer].server(host, expired=expired)) as url:
+        message = await refused(f"{url}&sslrootcert={signers['authority'].file}", ConfigError)
+    assert re.fullmatch(rf"PostgreSQL at 127\.0\.0\.1:\d+: its certificate is not trusted: .*{why}.*", message)
+
+
+@pytest.mark.parametrize("wrong", ["authority", "no_key", "another_key"])
+async def test_files_for_tls_that_cannot_be_used(authority: Authority, tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "other").mkdir()
+    (certificate, key), (_, other_key) = authority.client(tmp_path), authority.client(tmp_path / "other")
+    given = {
+        "authority": f"&sslrootcert={key}",
+        "no_key": f"&sslrootcert={authority.file}&sslcert={certificate}",
+        "another_key": f"&sslrootcert={authority.file}&sslcert={certificate}&sslkey={other_key}",
+    }
+    async with with_certificate(authority.server()) as url:
+        assert "the files given for TLS cannot be used: " in await refused(url + given[wrong], ConfigError)
+
+
+async def test_certificates_that_nothing_is_there_to_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    message = await refused("postgresql://app@127.0.0.1:1/app?sslmode=verify-full", ConfigError)
+    assert re.search("root certificate file .* does not exist", message)
 
 
 # ── URLs ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -144,6 +144,22 @@ async def test_a_certificate_that_is_not_trusted_is_refused_by_default(authority
                 await put(store)
 
 
+async def test_a_certificate_that_has_expired_is_to_be_renewed(authority: Authority) -> None:
+    with Redis() as server, FaultProxy(server.port, tls=authority.server(expired=True)) as proxy:
+        url = secured(server, proxy, ssl_ca_certs=str(authority.file))
+        with pytest.raises(ConfigError, match="is not trusted: certificate has expired; renew it"):
+            await open_store(url).open()
+
+
+async def test_a_key_of_another_certificate_is_refused(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (certificate, _), (_, key) = authority.client(tmp_path), authority.client(tmp_path / "other")
+    with Redis() as server, FaultProxy(server.port, tls=authority.server()) as proxy:
+        url = secured(server, proxy, ssl_certfile=str(certificate), ssl_keyfile=str(key))
+        with pytest.raises(ConfigError, match=r"the files given for TLS cannot be used: .*key values mismatch"):
+            await open_store(url).open()
+
+
 async def test_client_certificate_is_presented_on_request(authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.client(tmp_path)
     with Redis() as server, FaultProxy(server.port, tls=authority.server(clients=True)) as proxy:

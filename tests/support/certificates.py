@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 import trustme
@@ -16,10 +17,11 @@ class Authority:
         self.file = folder / f"{name}.pem"
         self._authority.cert_pem.write_to_path(str(self.file))
 
-    def server(self, host: str = "127.0.0.1", *, clients: bool = False) -> ssl.SSLContext:
+    def server(self, host: str = "127.0.0.1", *, clients: bool = False, expired: bool = False) -> ssl.SSLContext:
         """What a server presents that is called ``host``. ``clients``: they must present one of this authority, too."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._authority.issue_cert(host).configure_cert(context)
+        since, until = [datetime(year, 1, 1, tzinfo=UTC) if expired else None for year in (2020, 2021)]
+        self._authority.issue_cert(host, not_before=since, not_after=until).configure_cert(context)
         if clients:
             self._authority.configure_trust(context)
             context.verify_mode = ssl.CERT_REQUIRED

@@ -23,6 +23,8 @@ T = TypeVar("T")
 _CLOSE_SECONDS = 5.0  # for a store to close in the event loop of another thread
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 CONNECT_BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries to connect, before jitter
+_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\S*\s*(?:certificate verify failed: )?([^(]*)")
+_BAD_FILES = re.compile(r"PEM lib|X509:|KEY_VALUES")
 OpenedT = TypeVar("OpenedT", bound="Opened")
 
 
@@ -89,6 +91,21 @@ def split_server_url(url: str, form: str, field: str = "url") -> SplitResult:
             "and password (as %3A %2F %3F %23 %40)"
         )
     return parts
+
+
+def check_tls(error: BaseException, place: str, parameter: str) -> None:
+    """Raises `ConfigError` for what no retry mends: a certificate that is not trusted, unusable files of our own.
+    ``parameter``: that of the URL for the file of who signed it."""
+    text = one_line(error)
+    if untrusted := _UNTRUSTED.search(text):
+        why = untrusted[1].strip(" .")
+        remedy = f"give the file of who signed it as ?{parameter}=FILE, and the host as the certificate has it"
+        if "expired" in why or "not yet valid" in why:
+            remedy = "renew it, or correct the clock here"
+        raise ConfigError(f"{place}: its certificate is not trusted: {why}; {remedy}") from error
+    if _BAD_FILES.search(text):
+        remedy = f"check {parameter}, and that the certificate and the key of this program belong together"
+        raise ConfigError(f"{place}: the files given for TLS cannot be used: {text}; {remedy}") from error
 
 
 class Opened(ABC):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from redis import exceptions as driver
 
 from holdfast.core.errors import ConfigError, HoldfastError, Invalid, StoreMismatch, Unavailable
-from holdfast.stores.common.server_store import CONNECT_BACKOFF, ConnectBackoff, one_line
+from holdfast.stores.common.server_store import CONNECT_BACKOFF, ConnectBackoff, check_tls, one_line
 from holdfast.stores.connections.redis_protocol import Argument, MessageCallback, RedisConnection
 from holdfast.stores.connections.redis_url import Server
 
@@ -53,7 +53,6 @@ _UNWRITABLE = re.compile(r"\b(MISCONF|NOREPLICAS)\b")
 _FORBIDDEN = re.compile(
     r"\b(NOPERM|NOAUTH|WRONGPASS|DENIED|ACL|DB index)\b|permission|non local key|invalid username", re.IGNORECASE
 )
-_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\S*\s*(?:certificate verify failed: )?([^(]*)")
 _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE")
 
 
@@ -364,14 +363,8 @@ class RedisPool:
 
     def _check_tls(self, error: BaseException) -> None:
         """Raises `ConfigError`: no retry mends a certificate that is not trusted, or a port that does not speak TLS."""
-        text = one_line(error)
-        if untrusted := _UNTRUSTED.search(text):
-            why = untrusted[1].strip(" .")
-            raise ConfigError(
-                f"{self.place}: its certificate is not trusted: {why}; give the file of who signed it as "
-                "?ssl_ca_certs=FILE, and the host as the certificate has it"
-            ) from error
-        if self.server.secure and _NO_TLS.search(text):
+        check_tls(error, self.place, "ssl_ca_certs")
+        if self.server.secure and _NO_TLS.search(one_line(error)):
             raise ConfigError(f"{self.place} does not speak TLS; write redis://, or give its port for TLS") from error
 
     def _translated(self, error: Exception) -> HoldfastError:

@@ -24,7 +24,7 @@ import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
 from holdfast.core.errors import Busy, ConfigError, HoldfastError, Invalid, StoreMismatch, TooBroad, Unavailable
-from holdfast.stores.common.server_store import CONNECT_BACKOFF, ConnectBackoff, one_line, split_server_url
+from holdfast.stores.common.server_store import CONNECT_BACKOFF, ConnectBackoff, check_tls, one_line, split_server_url
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.postgres.commit_status import Commit, begun_commit, is_committed
 from holdfast.stores.postgres.encoding import NumberedStatement
@@ -196,8 +196,11 @@ class PostgresPool:
             if "startup parameter" not in str(error):
                 raise
             raise ConfigError(f"url: a pooler is in between ({one_line(error)}); add ?pooled=1 to the URL") from error
+        except OSError as error:  # first: that of a certificate is a ValueError, too
+            check_tls(error, self._place(), "sslrootcert")
+            raise
         except (ValueError, OverflowError) as error:
-            raise ConfigError(f"url: {error}") from error
+            raise ConfigError(f"url: {one_line(error)}") from error
 
     async def _with_connection(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
         """Run ``once`` on a connection. After any failure but a refusal, by the server or by us, it is thrown away."""

@@ -309,6 +309,32 @@ async def test_pooled_sessions_with_snapshots_of_their_own_are_refused() -> None
     await store.close()
 
 
+async def test_a_pooler_whose_sessions_have_snapshots_of_their_own_is_refused() -> None:
+    """PgBouncer in session mode leaves out the settings that it was told to ignore."""
+    server = postgres.shared()
+    database = server.create_database()
+    server.execute(f"alter database {database} set default_transaction_isolation = 'repeatable read'")
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)  # a request for TLS
+        writer.write(b"N")
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4)) - 4)
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", server.port)
+        start = (3 << 16).to_bytes(4) + f"user\0{USER}\0database\0{database}\0\0".encode()
+        to_server.write((len(start) + 4).to_bytes(4) + start)
+        await asyncio.gather(pump(reader, to_server), pump(from_server, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as pooler:
+        port = pooler.sockets[0].getsockname()[1]
+        message = await refused(f"postgresql://{USER}@127.0.0.1:{port}/{database}", ConfigError)
+    assert "alter role … set default_transaction_isolation = 'read committed'" in message
+
+
 async def refused_at_work(url: str) -> str:
     store = open_store(url)
 

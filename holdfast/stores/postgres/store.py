@@ -132,7 +132,7 @@ async def apply_migrations(pool: PostgresPool, migrations: Sequence[Migration]) 
     schema = pool.address.schema
 
     async def run_once(connection: Connection, *, applying: bool) -> list[str] | None:
-        await _check_server(connection, pooled=pool.address.pooled)
+        await _check_server(connection)
         try:
             if await _is_current(connection, schema, migrations):
                 return []
@@ -241,14 +241,14 @@ async def _is_current(connection: Connection, schema: str, migrations: Sequence[
     return all(each.number in applied for each in migrations)
 
 
-async def _check_server(connection: Connection, *, pooled: bool) -> None:
+async def _check_server(connection: Connection) -> None:
     version = connection.get_server_version()
     if version.major < OLDEST:
         raise ConfigError(f"PostgreSQL {version.major} is too old; Holdfast needs {OLDEST} or newer")
     encoding = connection.get_settings().server_encoding
     if encoding != "UTF8":
         raise ConfigError(f"the database is encoded in {encoding}; create one with: createdb --encoding=UTF8 …")
-    isolation = await connection.fetchval("show default_transaction_isolation") if pooled else _ISOLATION
+    isolation = await connection.fetchval("show default_transaction_isolation")
     if isolation != _ISOLATION:  # limits are counted in the snapshot of each statement
         raise ConfigError(
             f"default_transaction_isolation is {isolation!r}, and behind a pooler a session cannot choose its own; "

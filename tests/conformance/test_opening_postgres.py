@@ -267,6 +267,32 @@ async def test_a_server_that_is_not_there() -> None:
     assert f"127.0.0.1:{server.port} cannot be reached" in message
 
 
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql://app@/app?host=/nowhere&port=5", "/nowhere:5"),
+        ("postgresql://app@/app?host=127.0.0.1&port=1", "127.0.0.1:1"),
+        ("postgresql://app@/app?port=1", "/nowhere/else:1"),
+        ("postgresql://app@/app", "/nowhere/else"),
+        ("postgresql://app@[::1]:1/app?port=7", "[::1]:1"),
+    ],
+)
+async def test_a_server_that_is_not_there_is_named_wherever_its_host_is_given(
+    monkeypatch: pytest.MonkeyPatch, url: str, place: str
+) -> None:
+    monkeypatch.setenv("PGHOST", "/nowhere/else")
+    assert f"PostgreSQL at {place} cannot be reached" in await refused(url, Unavailable)
+
+
+async def test_a_passfile_that_cannot_be_read_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "passfile"
+    file.write_text("db.example:hunter2\n", encoding="utf-8")
+    file.chmod(0o600)
+    message = await refused(f"postgresql://app@127.0.0.1:1/app?passfile={file}", ConfigError)
+    assert "passfile: a line is not host:port:database:user:password" in message
+    assert "hunter2" not in message
+
+
 @pytest.mark.parametrize("migrated", [True, False])
 async def test_a_server_that_takes_no_writes(strict: Postgres, migrated: bool) -> None:
     with strict.fresh_schema() as schema:

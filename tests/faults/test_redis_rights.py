@@ -94,6 +94,11 @@ async def test_backups_are_the_servers_own_affair(url: str) -> None:
             await store.health.backup("/tmp/nowhere")
 
 
+async def test_a_host_over_ipv6_is_named_as_in_the_url(hurried: None) -> None:
+    with pytest.raises(Unavailable, match=r"^Redis at \[::1\]:1 cannot be reached"):
+        await open_store("redis://[::1]:1/0").open()
+
+
 # ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

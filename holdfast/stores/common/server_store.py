@@ -23,7 +23,7 @@ T = TypeVar("T")
 _CLOSE_SECONDS = 5.0  # for a store to close in the event loop of another thread
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
 CONNECT_BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries to connect, before jitter
-_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\S*\s*(?:certificate verify failed: )?([^(]*)")
+_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\S*\s*(?:certificate verify failed: )?([^(]*[^(. ])")
 _BAD_FILES = re.compile(r"PEM lib|X509:|KEY_VALUES")
 OpenedT = TypeVar("OpenedT", bound="Opened")
 
@@ -98,11 +98,10 @@ def check_tls(error: BaseException, place: str, parameter: str) -> None:
     ``parameter``: that of the URL for the file of who signed it."""
     text = one_line(error)
     if untrusted := _UNTRUSTED.search(text):
-        why = untrusted[1].strip(" .")
         remedy = f"give the file of who signed it as ?{parameter}=FILE, and the host as the certificate has it"
-        if "expired" in why or "not yet valid" in why:
+        if re.search("expired|not yet valid", text):
             remedy = "renew it, or correct the clock here"
-        raise ConfigError(f"{place}: its certificate is not trusted: {why}; {remedy}") from error
+        raise ConfigError(f"{place}: its certificate is not trusted: {untrusted[1]}; {remedy}") from error
     if _BAD_FILES.search(text):
         remedy = f"check {parameter}, and that the certificate and the key of this program belong together"
         raise ConfigError(f"{place}: the files given for TLS cannot be used: {text}; {remedy}") from error

@@ -214,10 +214,9 @@ class RedisPool:
             raise HoldfastError("this store was closed meanwhile")
         while self._idle and not self._idle[-1].is_connected:
             self._idle.pop()
-        if self._idle:
-            connection = self._idle.pop()
-        else:
-            connection = await self._backoff.connect(self.connect, _UNREACHABLE, give_up)
+        connection = (
+            self._idle.pop() if self._idle else await self._backoff.connect(self.connect, _UNREACHABLE, give_up)
+        )
         try:
             connection.is_prepared = connection.is_prepared or await self._prepare(connection)
         except BaseException:
@@ -388,7 +387,8 @@ class RedisPool:
         """The server in words."""
         if path := self.server.options.get("path"):
             return f"Redis at {path}"
-        return "Redis at " + ",".join(f"{host}:{port}" for host, port in self.server.hosts)
+        hosts = [(f"[{host}]" if ":" in host else host, port) for host, port in self.server.hosts]
+        return "Redis at " + ",".join(f"{host}:{port}" for host, port in hosts)
 
 
 async def _connected(

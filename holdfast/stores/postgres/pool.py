@@ -10,6 +10,7 @@ frozen, or a network that swallows everything, refuses no connection.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import time
@@ -180,9 +181,7 @@ class PostgresPool:
                 address.dsn,
                 timeout=_CONNECT if self._call_deadline is None else _SEARCH * self._call_deadline,
                 command_timeout=DEADLINE,
-                target_session_attrs=SessionAttribute.read_write
-                if "," in unquote(address.dsn)
-                else SessionAttribute.any,
+                target_session_attrs=SessionAttribute("read-write" if "," in unquote(address.dsn) else "any"),
                 statement_cache_size=0 if address.pooled else 100,
                 server_settings={} if address.pooled else _session(self._call_deadline),
             )
@@ -200,6 +199,8 @@ class PostgresPool:
             check_tls(error, self._place(), "sslrootcert")
             raise
         except (ValueError, OverflowError) as error:
+            if "values to unpack" in str(error):  # the driver splits the lines of the passfile
+                raise ConfigError("passfile: a line is not host:port:database:user:password; correct it") from error
             raise ConfigError(f"url: {one_line(error)}") from error
 
     async def _with_connection(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
@@ -436,7 +437,12 @@ class PostgresPool:
                 raise HoldfastError(f"{self._place()}: {one_line(error)}") from error
 
     def _place(self) -> str:
-        return f"PostgreSQL at {urlsplit(self.address.shown).netloc.rpartition('@')[2] or 'its default place'}"
+        """The server in words: its hosts, as the driver finds them."""
+        parts = urlsplit(self.address.shown)
+        options = dict(parse_qsl(parts.query))
+        host = options.get("host") or os.environ.get("PGHOST") or "its default place"
+        port = options.get("port") or os.environ.get("PGPORT")
+        return f"PostgreSQL at {parts.netloc.rpartition('@')[2] or (f'{host}:{port}' if port else host)}"
 
 
 # What our statements rest on, whatever the role, the database or the server has by default. Every plan is made once,

@@ -284,6 +284,18 @@ async def test_a_server_that_is_not_there_is_named_wherever_its_host_is_given(
     assert f"PostgreSQL at {place} cannot be reached" in await refused(url, Unavailable)
 
 
+async def test_a_service_that_no_file_defines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "services"
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+    message = f"url: service='shop': {file} does not define it"
+    assert await refused("postgresql://app@/app?service=shop", ConfigError) == message
+    file.write_text("[shop_2]\nhost=127.0.0.1\nport=1\n", encoding="utf-8")
+    assert await refused("postgresql://app@/app?service=shop", ConfigError) == message
+    assert "PostgreSQL at shop_2 cannot be reached" in await refused(
+        "postgresql://app@/app?service=shop_2", Unavailable
+    )
+
+
 async def test_a_passfile_that_cannot_be_read_is_explained(tmp_path: Path) -> None:
     file = tmp_path / "passfile"
     file.write_text("db.example:hunter2\n", encoding="utf-8")

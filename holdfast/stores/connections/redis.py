@@ -346,7 +346,8 @@ class RedisPool:
                 if isinstance(error, TimeoutError):
                     self.drop_connections()
                 if max(time.monotonic(), self._backoff.connect_at) > give_up or isinstance(error, TimeoutError):
-                    asked = "; does that port speak TLS?" if self.server.secure else ""
+                    mixed = self.server.secure or "closed by server" in str(error)
+                    asked = "; does that port speak TLS (rediss://)?" if mixed else ""
                     raise Unavailable(f"{self.place} cannot be reached: {one_line(error)}{asked}") from error
                 await asyncio.sleep(CONNECT_BACKOFF * random.uniform(0.5, 1.5))
             except (driver.ResponseError, driver.ClusterError) as error:

@@ -135,6 +135,8 @@ def parse_url(url: str) -> PostgresAddress:
             raise ConfigError(f"url: {name}={value} is not supported; remove it")
         if value and name in _FILES and options.get("sslmode") != "disable" and not Path(value).is_file():
             raise ConfigError(f"url: {name}={value!r}: there is no such file")
+        if value and name == "service":
+            _check_service(value)
     sent = {name: value for name, value in options.items() if not _NEEDLESS.fullmatch(name)}
     dsn = _joined(parts.netloc, parts.path, sent)
     user, _, hosts = parts.netloc.rpartition("@")
@@ -145,6 +147,13 @@ def parse_url(url: str) -> PostgresAddress:
 
 def _joined(place: str, path: str, options: Mapping[str, str]) -> str:
     return f"postgresql://{place}{path}{'?' if options else ''}{urlencode(options)}"
+
+
+def _check_service(name: str) -> None:
+    """Raises `ConfigError` for a service that no file defines: the driver would ignore it and connect elsewhere."""
+    file = Path(os.environ.get("PGSERVICEFILE") or Path.home() / ".pg_service.conf")
+    if not file.is_file() or not re.search(rf"^\[{re.escape(name)}\]", file.read_text(encoding="utf-8"), re.MULTILINE):
+        raise ConfigError(f"url: service={name!r}: {file} does not define it")
 
 
 class PostgresPool:
@@ -440,7 +449,7 @@ class PostgresPool:
         """The server in words: its hosts, as the driver finds them."""
         parts = urlsplit(self.address.shown)
         options = dict(parse_qsl(parts.query))
-        host = options.get("host") or os.environ.get("PGHOST") or "its default place"
+        host = options.get("host") or options.get("service") or os.environ.get("PGHOST") or "its default place"
         port = options.get("port") or os.environ.get("PGPORT")
         return f"PostgreSQL at {parts.netloc.rpartition('@')[2] or (f'{host}:{port}' if port else host)}"
 

@@ -171,10 +171,9 @@ class ServerStore(ABC, Generic[OpenedT]):
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._opened.get(loop) is not None:
-            _ = self._open
-            return
         self._check_process()
+        if loop in self._opened:
+            return
         opening = self._openings.get(loop)
         if opening is None:
             opening = self._openings[loop] = _Opening(loop.create_task(self._open_in(loop), context=Context()))

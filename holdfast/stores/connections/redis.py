@@ -36,14 +36,7 @@ _CONNECT = 3.0  # seconds until a host that does not answer is given up
 _UNREACHABLE = (OSError, TimeoutError, driver.ConnectionError, driver.TimeoutError, driver.InvalidResponse, EOFError)
 # What a server answers that cannot serve us now. The driver takes the code off the errors it knows; of those a script
 # met the code stands in the middle of the text.
-_NOT_SERVING = (
-    driver.ReadOnlyError,
-    driver.MasterDownError,
-    driver.ClusterDownError,
-    driver.ClusterError,
-    driver.TryAgainError,
-    driver.AskError,
-)
+_NOT_SERVING = (driver.ReadOnlyError, driver.ClusterError, driver.TryAgainError, driver.AskError)
 _NOT_SERVING_TEXT = re.compile(
     r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|UNBLOCKED)\b|read.only replica"
 )
@@ -249,8 +242,7 @@ class RedisPool:
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
     async def evaluate(self, script: Script, keys: Sequence[str], *arguments: Argument) -> Any:
         """Returns the answer of the script."""
-        (reply,) = await self.evaluate_each(script, keys, [arguments])
-        return reply
+        return (await self.evaluate_each(script, keys, [arguments]))[0]
 
     async def evaluate_each(
         self,
@@ -409,9 +401,8 @@ async def _connected(
 
 
 def _is_not_serving(error: BaseException) -> bool:
-    if isinstance(error, _NOT_SERVING):
-        return True
-    return isinstance(error, driver.ResponseError) and _NOT_SERVING_TEXT.search(str(error)) is not None
+    text = str(error) if isinstance(error, driver.ResponseError) else ""
+    return isinstance(error, _NOT_SERVING) or _NOT_SERVING_TEXT.search(text) is not None
 
 
 def split_parts(items: Sequence[T], most: int) -> Iterable[Sequence[T]]:

@@ -36,14 +36,7 @@ _MAX_NAMED = 150  # ended jobs sent by id; more do not fit, and are sent as "som
 class PostgresNotifications(Listener):
     """LISTEN/NOTIFY for one event loop: waiters, senders, listeners."""
 
-    trouble = (
-        OSError,
-        TimeoutError,
-        asyncpg.PostgresError,
-        asyncpg.InterfaceError,
-        asyncpg.InternalClientError,
-        HoldfastError,
-    )
+    trouble = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, HoldfastError)
 
     def __init__(self, pool: PostgresPool, statements: Mapping[str, NumberedStatement]) -> None:
         super().__init__()

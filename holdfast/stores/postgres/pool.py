@@ -54,7 +54,6 @@ _CONFLICTS = 8  # times a deadlock or serialization failure is tried again
 
 _UNREACHABLE = (
     OSError,
-    TimeoutError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,

@@ -104,7 +104,6 @@ class _OpenedPostgres(Opened):
 # ── migrations ────────────────────────────────────────────────────────────────────────────────────────────────────────
 OLDEST = 14
 """The first major version of PostgreSQL that is supported."""
-_ISOLATION = "read committed"
 
 _APPLIED = "select number, expand from holdfast.migration order by number"
 _HAS_LIMITS = """select exists (select from pg_attribute join pg_class on pg_class.oid = attrelid
@@ -114,7 +113,6 @@ _STANDS = """select from pg_class join pg_namespace on pg_namespace.oid = relnam
     where nspname = $1 and relname = 'migration'"""
 _TABLE = """create table holdfast.migration
     (number integer primary key, name text not null, expand boolean not null)"""
-
 
 _TAKEN = (
     asyncpg.DuplicateTableError,
@@ -249,8 +247,8 @@ async def _check_server(connection: Connection) -> None:
     if encoding != "UTF8":
         raise ConfigError(f"the database is encoded in {encoding}; create one with: createdb --encoding=UTF8 …")
     isolation = await connection.fetchval("show default_transaction_isolation")
-    if isolation != _ISOLATION:  # limits are counted in the snapshot of each statement
+    if isolation != "read committed":  # limits are counted in the snapshot of each statement
         raise ConfigError(
             f"default_transaction_isolation is {isolation!r}, and behind a pooler a session cannot choose its own; "
-            f"alter role … set default_transaction_isolation = '{_ISOLATION}'"
+            "alter role … set default_transaction_isolation = 'read committed'"
         )

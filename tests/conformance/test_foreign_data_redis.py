@@ -8,8 +8,10 @@ from datetime import timedelta
 
 import pytest
 
+from holdfast.core.errors import ConfigError
 from holdfast.core.ids import new_id
 from holdfast.core.models import JobFilter, JobState
+from holdfast.stores import open_store
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     ended,
@@ -263,3 +265,14 @@ async def test_a_known_id_is_stored_once(store: Store, keys: Keys) -> None:
         "1",
         {"queued:default": "1"},
     )
+
+
+@pytest.mark.parametrize("name", ["ready", "schedule", "steps", "job", "job:other"])
+def test_prefix_under_a_key_of_another_store_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="url: prefix="):
+        open_store(f"redis://localhost/0?prefix=app:{name}:")
+
+
+@pytest.mark.parametrize("prefix", ["app:", "ready:", "job", "app:billing:", "app:ready-made:"])
+def test_prefix_beside_those_of_other_stores_is_accepted(prefix: str) -> None:
+    assert open_store(f"redis://localhost/0?prefix={prefix}")

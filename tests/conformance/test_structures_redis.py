@@ -91,7 +91,6 @@ async def test_names_of_keys_can_be_chosen(home: str, keys: Keys, clock: ManualC
         "namespace=",
         "namespace=a{b",
         "prefix=",
-        *[f"prefix=app:{name}:" for name in ("ready", "schedule", "steps", "job", "job:other")],
         "ready=schedule",
         "ready=counts",
         "job=a:b",
@@ -104,11 +103,6 @@ async def test_names_of_keys_can_be_chosen(home: str, keys: Keys, clock: ManualC
 def test_names_that_would_clash_are_refused(query: str) -> None:
     with pytest.raises(ConfigError, match="url: "):
         open_store(f"redis://localhost/0?{query}")
-
-
-@pytest.mark.parametrize("prefix", ["app:", "ready:", "job", "app:billing:", "app:ready-made:"])
-def test_prefix_that_is_no_key_of_another_store_is_accepted(prefix: str) -> None:
-    assert open_store(f"redis://localhost/0?prefix={prefix}")
 
 
 @pytest.mark.parametrize("parameter", ["schedule", "ready", "leases", "job"])

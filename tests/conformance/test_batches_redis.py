@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import Condition, Dependency
-from holdfast.core.errors import Conflict, Invalid
+from holdfast.core.errors import Conflict, Invalid, Unavailable
 from holdfast.core.ids import as_ulid, new_id
 from holdfast.core.models import JobFilter, JobState, NewJob, Options, Reason
 from holdfast.stores.base import Store
+from holdfast.stores.connections.redis import RedisConnection
+from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
 from holdfast.stores.redis.queueing import RedisQueueing
 from holdfast.stores.redis.submission import encode_submission, find_complete_batches, find_related
-from tests.conformance.support import Opener, everything_agrees, new_job, put, settle, state_of, stored, take, take_ids
+from tests.conformance.support import (
+    Opener,
+    everything_agrees,
+    new_job,
+    put,
+    settle,
+    state_of,
+    states_of,
+    stored,
+    take,
+    take_ids,
+)
 from tests.support.keys import Keys
 
 DEAD, SUCCEEDED, WAITING = JobState.DEAD, JobState.SUCCEEDED, JobState.WAITING
@@ -136,6 +151,70 @@ async def test_what_is_deleted_while_parts_are_stored_is_a_conflict_that_tells_t
     assert refusal.value.stored == [*[job.id for job in jobs], None]
     assert await store.query.count(JobFilter()) == len(jobs)
     await opener.close()
+
+
+async def test_batch_waits_for_a_refused_part_until_its_submission_is_repeated(
+    store: Store, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = new_job(has_client_id=True)
+    await put(store, gone)
+    check = RedisQueueing._check_related
+
+    async def check_and_delete(queueing: RedisQueueing, jobs: Sequence[NewJob]) -> None:
+        await check(queueing, jobs)
+        assert (await store.admin.delete([gone.id])).changed
+
+    batch = new_job(BATCH_TASK, is_batch=True, has_client_id=True)
+    members = [member(batch.id) for _ in range(2 * MAX_PER_SCRIPT)]
+    late = new_job(after=(Dependency(gone.id, Condition.END),), options=Options(batch=batch.id))
+    callback = new_job(after=(Dependency(batch.id, Condition.SUCCESS),))
+    jobs = [batch, *members[:MAX_PER_SCRIPT], late, *members[MAX_PER_SCRIPT:], callback]
+    with monkeypatch.context() as patched:
+        patched.setattr(RedisQueueing, "_check_related", check_and_delete)
+        with pytest.raises(Conflict) as refusal:
+            await put(store, *jobs)
+    assert refusal.value.stored == [*[job.id for job in jobs[:MAX_PER_SCRIPT]], *[None] * (len(jobs) - MAX_PER_SCRIPT)]
+    for job in await take(store, len(jobs)):
+        await settle(store, job)
+    assert await state_of(store, batch.id) is WAITING
+    await put(store, gone)
+    await put(store, *jobs)
+    while taken := await take(store, len(jobs)):
+        for job in taken:
+            await settle(store, job)
+    assert await states_of(store, [job.id for job in jobs]) == [SUCCEEDED] * len(jobs)
+    await everything_agrees(store, keys)
+
+
+async def test_full_server_in_the_middle_of_a_batch_leaves_it_waiting(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = new_batch()
+    jobs = [batch, *[member(batch.id) for _ in range(3 * MAX_PER_SCRIPT)]]
+    refused: list[bool] = []
+    ask_each = RedisConnection.ask_each
+
+    async def refuse_the_second(connection: RedisConnection, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        if refused or sum(command[0] == "EVALSHA" for command in commands) < 2:
+            return await ask_each(connection, commands)
+        refused.append(True)
+        second = [number for number, command in enumerate(commands) if command[0] == "EVALSHA"][1]
+        replies = await ask_each(connection, [*commands[:second], *commands[second + 1 :]])
+        full = ResponseError("OOM command not allowed when used memory > 'maxmemory'")
+        return [*replies[:second], full, *replies[second:]]
+
+    monkeypatch.setattr(RedisConnection, "ask_each", refuse_the_second)
+    with pytest.raises(Unavailable) as error:
+        await put(store, *jobs)
+    assert refused
+    assert [job_id is None for job_id in error.value.stored[::MAX_PER_SCRIPT]] == [False, True, False, True]
+    for job in await take(store, len(jobs)):
+        await settle(store, job)
+    assert await state_of(store, batch.id) is WAITING
+    await put(store, *jobs)
+    for job in await take(store, len(jobs)):
+        await settle(store, job)
+    assert await states_of(store, [job.id for job in jobs]) == [SUCCEEDED] * len(jobs)
 
 
 def test_batch_with_a_new_id_needs_no_look_before_its_parts_are_stored() -> None:

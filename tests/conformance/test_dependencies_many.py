@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import Condition
-from holdfast.core.models import Job, JobState, Reason
+from holdfast.core.models import Job, JobState, Options, Reason, UniqueKey
 from holdfast.stores.base import Store
 from tests.conformance.support import Opener, ending, new_job, put, running, settle, states_of, take, take_ids
 from tests.conformance.test_dependencies import CANCELLED, WAITING, after, end, put_after
@@ -37,6 +37,18 @@ async def test_kept_job_brings_back_all_its_waiters(store: Store, clock: ManualC
     assert await store.maintenance.prune({"dead": timedelta(seconds=10)}, limit=1000) == 0
     await store.admin.replay([first])
     assert await states_of(store, waiters) == [WAITING] * 1000
+
+
+async def test_waiter_far_behind_a_job_with_two_keys_waits_for_what_was_answered(store: Store) -> None:
+    unique = Options(unique=UniqueKey(key="\x1fu", during="active"))
+    (holder,) = await put(store, new_job(options=unique))
+    for others in ([], [new_job(key="one")]):  # takes the key that its job did not need
+        twin = new_job(key="one", options=unique)
+        waiter = after(twin.id)
+        answers = await put(store, twin, *others, *[new_job() for _ in range(450)], waiter)
+        assert answers[0] == holder
+        waits = await store.workflow.read_waits(waiter.id)
+        assert [each.job_id for each in waits.dependencies] == [holder]
 
 
 async def test_wide_fan_in_starts_once(store: Store, opener: Opener) -> None:

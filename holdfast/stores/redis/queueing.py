@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, Unavailable
@@ -57,7 +57,7 @@ from holdfast.stores.redis.limits import PartitionAssigner
 from holdfast.stores.redis.notifications import RedisNotifications
 from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.server_info import EvictionWatch
-from holdfast.stores.redis.submission import choose_script, encode_parts, encode_submission, find_related
+from holdfast.stores.redis.submission import choose_script, encode_stages, encode_submission, find_related
 
 _LIMITED = 2  # a script's answer for a success that gave back room of limits
 _LEASE_STATUSES = (LeaseStatus.LOST, LeaseStatus.HELD, LeaseStatus.CANCEL)
@@ -131,19 +131,32 @@ class RedisQueueing:
             raise refused_submission(reply)
 
     async def _run_submission(self, script: str, parts: Sequence[Sequence[NewJob]], sent: _Sent) -> None:
-        sent.replies = await self._pool.run_each(
-            self._scripts[script],
-            encode_parts(parts, script, in_one_piece=self._pool.address.in_one_piece),
-            on_uncertain=sent.mark_uncertain,
-            on_refused=sent.read_replies,
-            extra_time=find_extra_time(sum(map(len, parts)), sum(len(job.payload) for part in parts for job in part)),
-            must_confirm=True,
-        )
+        sent.answered = []
+        for calls in encode_stages(parts, script, sent.aliases, in_one_piece=self._pool.address.in_one_piece):
+            stage = parts[len(sent.answered) :][: len(calls)]
+            replies = await self._pool.run_each(
+                self._scripts[script],
+                calls,
+                on_uncertain=sent.mark_uncertain,
+                on_refused=sent.read_replies,
+                extra_time=find_extra_time(sum(map(len, stage)), sum(len(job.payload) for job in chain(*stage))),
+                must_confirm=True,
+            )
+            sent.read_replies(replies)
+            if any(isinstance(reply, bytes) for reply in replies):
+                return
+            sent.answered = sent.replies
+            sent.aliases |= {
+                job.id: each.decode().removeprefix("+")
+                for part, reply in zip(stage, replies, strict=True)
+                for job, each in zip(part, reply, strict=False)
+                if isinstance(each, bytes)
+            }
 
     def _answers(self, parts: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
-        """Outcome of each job; a refused part is not stored."""
+        """Outcome of each job; a part that was refused, or not sent, is not stored."""
         answers: list[Submitted] = []
-        for part, reply in zip(parts, sent.replies, strict=True):
+        for part, reply in zip(parts, chain(sent.replies, repeat(None)), strict=False):
             if not isinstance(reply, list):
                 answers += [Submitted(job.id, created=False) for job in part]
                 continue
@@ -396,15 +409,17 @@ class _Sent:
 
     def __init__(self) -> None:
         self.is_uncertain = False
-        self.replies: list[Any] = []  # to each part of the latest try, errors among them; none where it was cut off
+        self.aliases: dict[str, str] = {}  # ids as they were given, and the jobs that were answered in place of them
+        self.answered: list[Any] = []  # replies to the parts that were sent before the latest ones
+        self.replies: list[Any] = []  # these, and to each part of the latest try, errors among them; none if cut off
 
     def mark_uncertain(self) -> None:
         """Notes a try with an unknown result: an id that is already stored counts as stored by that try."""
-        self.is_uncertain, self.replies = True, []
+        self.is_uncertain, self.replies = True, self.answered
 
     def read_replies(self, replies: list[Any]) -> None:
-        """Notes the replies to each part; some may be errors."""
-        self.replies = replies
+        """Notes the replies to each part of the latest try; some may be errors."""
+        self.replies = self.answered + replies
 
 
 def _released(job_id: str, claims: int, worker: str) -> Settlement:

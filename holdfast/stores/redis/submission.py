@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
@@ -16,7 +16,7 @@ from holdfast.core.models import NewJob, Step, UniqueKey
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import expiry_text, partition_field, span_us, spec_text, when_text
 
-NO_KEYS: Mapping[str, str] = MappingProxyType({})
+_NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _common = attrgetter("priority", "max_attempts", "queue", "task", "delay", "run_at_us")
 _id_and_payload = attrgetter("id", "payload")
 _encode = msgspec.json.Encoder().encode
@@ -31,33 +31,43 @@ def choose_script(jobs: Sequence[NewJob]) -> str:
     return "submit_one" if is_one else "submit_fast"
 
 
-def encode_parts(parts: Sequence[Sequence[NewJob]], script: str, *, in_one_piece: bool) -> list[list[Argument]]:
-    """Each part of a submission as arguments of this script."""
+def encode_stages(
+    parts: Sequence[Sequence[NewJob]], script: str, aliases: Mapping[str, str], *, in_one_piece: bool
+) -> Iterator[list[list[Argument]]]:
+    """Yields arguments of this script for parts that are sent together. A part that waits for earlier jobs with keys,
+    or completes a batch, comes once those before are answered. ``aliases``: jobs answered in place of others."""
     if script == "submit_one":
         ((job,),) = parts
-        return [[job.id, spec_text(job), job.queue, job.priority, job.payload, "1" if in_one_piece else "0"]]
+        yield [[job.id, spec_text(job), job.queue, job.priority, job.payload, "1" if in_one_piece else "0"]]
+        return
     if script == "submit_fast":
-        return [encode_fast_submission(part, in_one_piece=in_one_piece) for part in parts]
+        yield [encode_fast_submission(part, in_one_piece=in_one_piece) for part in parts]
+        return
     batches: set[str] = set()
-    found = []
-    for part, keys, complete in zip(parts, find_earlier_keys(parts), find_complete_batches(parts), strict=True):
-        of_part = partial(encode_submission, earlier_keys=keys, complete=complete, earlier_batches=batches)
-        found.append(of_part(part, in_one_piece=in_one_piece))
+    keyed: set[str] = set()
+    stage: list[list[Argument]] = []
+    for part, complete in zip(parts, find_complete_batches(parts), strict=True):
+        if not batches.isdisjoint(complete) or any(each.job_id in keyed for job in part for each in job.after):
+            yield stage
+            keyed, stage = set(), []
+        encode = partial(encode_submission, aliases=aliases, complete=complete, earlier_batches=batches)
+        stage.append(encode(part, in_one_piece=in_one_piece))
         batches.update(job.id for job in part if job.is_batch)
-    return found
+        keyed.update(job.id for job in part if job.key is not None or job.unique is not None)
+    yield stage
 
 
 def encode_submission(
     jobs: Sequence[NewJob],
     *,
     in_one_piece: bool,
-    earlier_keys: Mapping[str, str] = NO_KEYS,
+    aliases: Mapping[str, str] = _NO_ALIASES,
     complete: Iterable[str] = (),
     earlier_batches: Iterable[str] = (),
     only_checks: bool = False,
 ) -> list[Argument]:
-    """Jobs as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``earlier_keys``: see
-    ``find_earlier_keys``. ``complete``: see ``find_complete_batches``. ``earlier_batches``: of the same submission, in
+    """Jobs as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``aliases``: see
+    ``encode_stages``. ``complete``: see ``find_complete_batches``. ``earlier_batches``: of the same submission, in
     earlier parts. ``only_checks``: stores nothing."""
     batches = {*earlier_batches}
     specs: dict[str, int] = {}
@@ -82,7 +92,7 @@ def encode_submission(
         rest += (1, *common, "extended", job.id, job.payload, key, key_for, options, "1" if job.has_client_id else "")
         rest.append("" if job.unique is None else _unique_text(job.unique))
         rest.append(expiry_text(job) if job.expires else "")
-        rest.append(_dependencies(job, earlier_keys) if job.after else "")
+        rest.append(_dependencies(job, aliases) if job.after else "")
         rest.append(("*" if job.is_batch else "") + ("+" if job.batch in batches else "") + (job.batch or ""))
         if job.is_batch:
             batches.add(job.id)
@@ -140,26 +150,10 @@ def find_related(jobs: Sequence[NewJob]) -> list[NewJob]:
     return found
 
 
-def find_earlier_keys(parts: Sequence[Sequence[NewJob]]) -> list[Mapping[str, str]]:
-    """For each part, the keys of jobs in earlier parts for which one of its jobs waits.
-
-    The id of such a job may have been answered with the job that has the key.
-    """
-    keys: dict[str, str] = {}
-    found: list[Mapping[str, str]] = []
-    for part in parts:
-        needed = {each.job_id for job in part for each in job.after}
-        found.append({job_id: keys[job_id] for job_id in needed & keys.keys()} if needed else NO_KEYS)
-        for job in part:
-            key = job.unique.key if job.key is None and job.unique is not None else job.key
-            if key is not None:
-                keys[job.id] = key
-    return found
-
-
-def _dependencies(job: NewJob, earlier_keys: Mapping[str, str]) -> bytes:
-    """Id, condition and key of each dependency."""
-    return _pack([text for each in job.after for text in (each.job_id, each.on, earlier_keys.get(each.job_id, ""))])
+def _dependencies(job: NewJob, aliases: Mapping[str, str]) -> bytes:
+    """Id and condition of each dependency, and "1" if its key was answered: the job may be gone."""
+    ids = [(aliases.get(each.job_id, each.job_id), each) for each in job.after]
+    return _pack([text for job_id, each in ids for text in (job_id, each.on, "1" if each.job_id in aliases else "")])
 
 
 def _unique_text(unique: UniqueKey) -> str:

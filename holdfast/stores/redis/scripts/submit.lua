@@ -290,22 +290,12 @@ local function add_key(id, key) -- of an existing job; deleting the job frees al
     end
 end
 
--- The job for which a new one waits. `key`: of an earlier job of the submission, whose id was perhaps answered with the job
--- that has the key; that one may be gone.
-local function find_dependency(id, key)
-    id = aliases[id] or id
-    if exists(id) then
-        return id
-    end
-    return key ~= '' and holder_of(key) or id
-end
-
--- Writes the dependencies of a new job: {id, condition, key, …}. Returns the number of those that are not met, and the
+-- Writes the dependencies of a new job, see `dependencies_of`. Returns the number of those that are not met, and the
 -- text of the first that failed.
 local function add_dependencies(waiter, after)
     local edges, seen, unmet, failure = {}, {}, 0, nil
     for n = 1, #after, 3 do
-        local id, condition = find_dependency(after[n], after[n + 2]), after[n + 1]
+        local id, condition = aliases[after[n]] or after[n], after[n + 1]
         if not seen[id] and not exists(id) then
             seen[id] = true
             safe_call('HSET', dependencies_key(waiter), id, condition .. ' met 0') -- deleted, but its key is still there
@@ -460,7 +450,8 @@ local function store(id, spec, when, payload, key, key_for, options, has_client_
     return 1
 end
 
-local function dependencies_of(n, is_extended) -- {id, condition, key, …}; nil for none
+-- {id, condition, "1" if it was answered for a key in an earlier part and may be gone, else "", …}; nil for none.
+local function dependencies_of(n, is_extended)
     return is_extended and ARGV[n + 8] ~= '' and cmsgpack.unpack(ARGV[n + 8]) or nil
 end
 
@@ -526,7 +517,7 @@ local function find_missing(from)
             after = nil
         end
         for m = 1, after and #after or 0, 3 do
-            local is_there = earlier[after[m]] or exists(after[m]) or after[m + 2] ~= '' and holder_of(after[m + 2])
+            local is_there = earlier[after[m]] or exists(after[m]) or after[m + 2] ~= ''
             missing = missing or not is_there and after[m] or nil
         end
         earlier[ARGV[n]] = true

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from holdfast.app.bound_task import with_defaults
@@ -25,7 +26,7 @@ from holdfast.app.handle import (
 from holdfast.app.in_process import WorkerMethods
 from holdfast.app.overview import OverviewMethods
 from holdfast.app.registration import Middleware
-from holdfast.app.submitter import JobOptions, Submitter, draft_job, split_batches
+from holdfast.app.submitter import JobOptions, Submitter, draft_job, follow_answers, split_batches
 from holdfast.app.sync import BlockingMethod, BlockingView, iterate_blocking
 from holdfast.app.tagged_jobs import EndedJob, TaggedJobMethods
 from holdfast.app.workflows import WorkflowMethods
@@ -294,17 +295,18 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
             answers = await self._submitter.submit_many(jobs, size)
         else:
             answers = []
+            submit = follow_answers(partial(self._submitted_within, connection))
             async for each in split_batches(jobs, size):
-                answers += await self._submitted_within(connection, each)
+                answers += await submit(each)
         return [JobHandle(self, answer) for answer in answers]
 
     async def enqueue_stream(
         self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], *, batch_size: int = 1000
     ) -> AsyncIterator[list[JobHandle[Any]]]:
         """Stores a stream too long to hold, in batches; yields the handles of each before it draws the next."""
+        submit = follow_answers(self._submitter.submit_all)
         async for each in split_batches(jobs, check_batch_size(batch_size)):
-            answers = await self._submitter.submit_all(each)
-            yield [JobHandle(self, answer) for answer in answers]
+            yield [JobHandle(self, answer) for answer in await submit(each)]
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
     def handle(self, job_id: str) -> JobHandle[Any]:

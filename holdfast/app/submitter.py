@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -55,8 +55,10 @@ from holdfast.telemetry.trace_context import submission
 if TYPE_CHECKING:
     from holdfast.telemetry.spans import Spans
 
+_Submit = Callable[[Sequence[NewJob]], Coroutine[Any, Any, list[Submitted]]]
 
 _MAX_GROUP = 500  # jobs of lone submitters in one transaction
+_MAX_ALIASES = 100_000  # jobs of earlier batches that were answered with others: a stream may be endless
 _HALVED = 16  # jobs of lone submitters that are worth two transactions
 _MAX_ATTEMPTS = 1_000_000
 _MAX_LOOKUP = 100  # jobs that are asked for together: each may have a large payload
@@ -212,15 +214,16 @@ class Submitter:
     async def submit_many(self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> list[Submitted]:
         """Store batch after batch; while one is on its way to the store, the next is made."""
         answers: list[Submitted] = []
+        submit = follow_answers(self.submit_all)
         under_way: asyncio.Task[list[Submitted]] | None = None
         try:
             async for batch in split_batches(jobs, size):
                 if running_loop() is None:
-                    answers += await self.submit_all(batch)
+                    answers += await submit(batch)
                     continue
                 if under_way is not None:
                     answers += await under_way
-                under_way = asyncio.create_task(self.submit_all(batch))
+                under_way = asyncio.create_task(submit(batch))
                 await asyncio.sleep(0)  # it leaves before the next one is made
         finally:
             if under_way is not None:
@@ -312,7 +315,7 @@ def _check_same(job: NewJob, first: Job | NewJob) -> None:
 class _CallBatcher:
     """The lone submitters of one event loop."""
 
-    def __init__(self, send: Callable[[Sequence[NewJob]], Awaitable[list[Submitted]]]) -> None:
+    def __init__(self, send: _Submit) -> None:
         self._send = send
         self._under_way = 0
         self._pending: list[tuple[NewJob, asyncio.Future[Submitted]]] = []
@@ -400,6 +403,29 @@ class _CallBatcher:
 def _fail(answer: asyncio.Future[Submitted], error: BaseException) -> None:
     if not answer.done():
         answer.set_exception(error)
+
+
+def follow_answers(submit: _Submit) -> _Submit:
+    """Returns ``submit`` for batch after batch: a job that waits for one of an earlier batch which was answered with
+    another, by its key, waits for that one."""
+    aliases: dict[str, str] = {}
+
+    async def submit_next(jobs: Sequence[NewJob]) -> list[Submitted]:
+        answers = await submit([_rename_dependencies(job, aliases) for job in jobs] if aliases else jobs)
+        pairs = zip(jobs, answers, strict=True)
+        aliases.update((job.id, answer.job_id) for job, answer in pairs if answer.job_id != job.id)
+        while len(aliases) > _MAX_ALIASES:
+            del aliases[next(iter(aliases))]
+        return answers
+
+    return submit_next
+
+
+def _rename_dependencies(job: NewJob, aliases: Mapping[str, str]) -> NewJob:
+    if not any(each.job_id in aliases for each in job.after):
+        return job
+    after = [msgspec.structs.replace(each, job_id=aliases.get(each.job_id, each.job_id)) for each in job.after]
+    return msgspec.structs.replace(job, after=tuple(after))
 
 
 async def split_batches(jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> AsyncIterator[list[NewJob]]:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast import Holdfast, JobState
+from holdfast import Holdfast, JobHandle, JobState, chain_jobs
 from holdfast.app.submitter import Submitter
 from holdfast.core.errors import Conflict, Invalid, TooLarge, Unavailable
 from holdfast.core.ids import new_id
@@ -373,6 +373,31 @@ def test_job_refused_by_the_store_fails_its_whole_batch(app: Holdfast) -> None:
     with pytest.raises(Invalid, match="surrogate"):
         app.sync.enqueue_many(jobs(), batch_size=5)
     assert app.sync.count() == 5
+
+
+def keyed_chain(app: Holdfast, length: int) -> list[NewJob]:
+    return chain_jobs(*[app.draft_job("work", {"n": number}, key=f"k{number}") for number in range(length)])
+
+
+async def waits_of(app: Holdfast, handles: Sequence[JobHandle[Any]]) -> list[list[str]]:
+    return [[each.job_id for each in (await app.read_waits(handle.id)).dependencies] for handle in handles]
+
+
+@pytest.mark.parametrize("way", ["list", "stream"])
+def test_keyed_chain_that_was_cut_off_is_completed_by_repeating_it(app: Holdfast, way: str) -> None:
+    async def store() -> None:
+        async with app:
+            known = await app.enqueue_many(keyed_chain(app, 10), batch_size=5)
+            if way == "list":
+                handles = await app.enqueue_many(keyed_chain(app, 17), batch_size=5)
+            else:
+                stream = app.enqueue_stream(keyed_chain(app, 17), batch_size=5)
+                handles = [handle async for batch in stream for handle in batch]
+            assert [handle.id for handle in handles[:10]] == [handle.id for handle in known]
+            assert [handle.created for handle in handles] == [False] * 10 + [True] * 7
+            assert await waits_of(app, handles) == [[], *[[handle.id] for handle in handles[:-1]]]
+
+    asyncio.run(store())
 
 
 @pytest.mark.parametrize("size", [0, -1, 10_001])

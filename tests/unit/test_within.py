@@ -90,6 +90,15 @@ def test_many_jobs_are_part_of_it_in_their_order(app: Holdfast, connection: sqli
     assert app.sync.count() == 250
 
 
+def test_job_waits_for_what_was_answered_to_an_earlier_batch(app: Holdfast, connection: sqlite3.Connection) -> None:
+    outside = app.sync.enqueue("work", key="old")
+    first = app.draft_job("work", {}, key="old")
+    jobs = [first, app.draft_job("work", {}), app.draft_job("work", {}, after=first)]
+    last = app.sync.enqueue_many(jobs, batch_size=2, connection=connection)[-1]
+    connection.commit()
+    assert [each.job_id for each in app.sync.read_waits(last.id).dependencies] == [outside.id]
+
+
 def test_batch_is_part_of_it_and_a_refused_member_changes_nothing(
     app: Holdfast, connection: sqlite3.Connection
 ) -> None:

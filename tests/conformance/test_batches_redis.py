@@ -20,7 +20,7 @@ from holdfast.stores.connections.redis import RedisConnection
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
 from holdfast.stores.redis.queueing import RedisQueueing
-from holdfast.stores.redis.submission import encode_submission, find_complete_batches, find_related
+from holdfast.stores.redis.submission import encode_stages, find_related
 from tests.conformance.support import (
     Opener,
     everything_agrees,
@@ -118,8 +118,8 @@ async def test_batch_of_several_parts_waits_for_its_last_part(store: Store, keys
     batch = new_batch()
     jobs = [batch, *[member(batch.id) for _ in range(2 * MAX_PER_SCRIPT)]]
     parts = [jobs[:MAX_PER_SCRIPT], jobs[MAX_PER_SCRIPT : 2 * MAX_PER_SCRIPT], jobs[2 * MAX_PER_SCRIPT :]]
-    assert find_complete_batches(parts) == [[], [], [batch.id]]
-    assert encode_submission(parts[2], in_one_piece=False, complete=[batch.id])[0] == f"0b {batch.id}"
+    stages = encode_stages(parts, "submit", {}, in_one_piece=False)
+    assert [[call[0] for call in stage] for stage in stages] == [["0b", "0b"], [f"0b {batch.id}"]]
     await put(store, *jobs)
     progress = await store.workflow.read_batch(batch.id)
     assert progress is not None
@@ -223,11 +223,15 @@ def test_batch_with_a_new_id_needs_no_look_before_its_parts_are_stored() -> None
     assert [job.id for job in find_related([batch, known, member(batch.id)])] == [known.id]
 
 
-def test_batch_is_complete_with_its_last_callback() -> None:
-    """Else it could end without them, if the submitter dies in between."""
+async def test_batch_whose_last_part_has_callbacks_alone_ends(store: Store, keys: Keys) -> None:
     batch = new_batch()
     callback = new_job(after=(Dependency(batch.id, Condition.SUCCESS),))
-    assert find_complete_batches([[batch, member(batch.id)], [callback], [new_job()]]) == [[], [batch.id], []]
+    await put(store, batch, *[member(batch.id) for _ in range(MAX_PER_SCRIPT - 1)], callback)
+    await everything_agrees(store, keys)
+    for job in await take(store, MAX_PER_SCRIPT):
+        await settle(store, job)
+    assert await state_of(store, batch.id) is SUCCEEDED
+    assert await take_ids(store) == [callback.id]
 
 
 async def test_held_batch_goes_on_when_its_submission_is_repeated(store: Store, keys: Keys) -> None:

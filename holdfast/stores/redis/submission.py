@@ -35,7 +35,7 @@ def encode_stages(
     parts: Sequence[Sequence[NewJob]], script: str, aliases: Mapping[str, str], *, in_one_piece: bool
 ) -> Iterator[list[list[Argument]]]:
     """Yields arguments of this script for parts that are sent together. A part that waits for earlier jobs with keys,
-    or completes a batch, comes once those before are answered. ``aliases``: jobs answered in place of others."""
+    or is the last after a batch, comes once those before are answered. ``aliases``: jobs answered for others."""
     if script == "submit_one":
         ((job,),) = parts
         yield [[job.id, spec_text(job), job.queue, job.priority, job.payload, "1" if in_one_piece else "0"]]
@@ -46,12 +46,13 @@ def encode_stages(
     batches: set[str] = set()
     keyed: set[str] = set()
     stage: list[list[Argument]] = []
-    for part, complete in zip(parts, find_complete_batches(parts), strict=True):
-        if not batches.isdisjoint(complete) or any(each.job_id in keyed for job in part for each in job.after):
+    for part in parts:
+        is_last = part is parts[-1]
+        if (batches and is_last) or any(each.job_id in keyed for job in part for each in job.after):
             yield stage
             keyed, stage = set(), []
-        encode = partial(encode_submission, aliases=aliases, complete=complete, earlier_batches=batches)
-        stage.append(encode(part, in_one_piece=in_one_piece))
+        encode = partial(encode_submission, in_one_piece=in_one_piece, aliases=aliases, is_last=is_last)
+        stage.append(encode(part, earlier_batches=batches))
         batches.update(job.id for job in part if job.is_batch)
         keyed.update(job.id for job in part if job.key is not None or job.unique is not None)
     yield stage
@@ -62,13 +63,13 @@ def encode_submission(
     *,
     in_one_piece: bool,
     aliases: Mapping[str, str] = _NO_ALIASES,
-    complete: Iterable[str] = (),
     earlier_batches: Iterable[str] = (),
+    is_last: bool = False,
     only_checks: bool = False,
 ) -> list[Argument]:
     """Jobs as arguments of ``submit``. Invalid for values that Redis cannot hold exactly. ``aliases``: see
-    ``encode_stages``. ``complete``: see ``find_complete_batches``. ``earlier_batches``: of the same submission, in
-    earlier parts. ``only_checks``: stores nothing."""
+    ``encode_stages``. ``earlier_batches``: of the same submission, in earlier parts; ``is_last``: they get no more
+    members or callbacks. ``only_checks``: stores nothing."""
     batches = {*earlier_batches}
     specs: dict[str, int] = {}
     rest: list[Argument] = []
@@ -97,12 +98,10 @@ def encode_submission(
         if job.is_batch:
             batches.add(job.id)
         rest.append(_steps_text(job.first_steps) if job.first_steps else "")
-    flags = (
-        ("1" if in_one_piece else "0")
-        + ("c" if only_checks else "")
-        + ("a" if any(job.after for job in others) else "")
-    )
-    flags += "b" if any(job.is_batch or job.batch for job in others) else ""
+    complete = batches if is_last else ()
+    flags = ("1" if in_one_piece else "0") + ("c" if only_checks else "")
+    flags += "a" if any(job.after for job in others) else ""
+    flags += "b" if complete or any(job.is_batch or job.batch for job in others) else ""
     return [" ".join([flags, *complete]), len(specs), *specs, *rest]
 
 
@@ -124,19 +123,6 @@ def _steps_text(steps: Sequence[Step]) -> bytes:
         head = f"{step.number} {int(step.by_handler)} {step.claims} {step.ended_at_us}"
         found += [step.name, f"{head}\n" + ("" if step.result is None else f"={step.result}")]
     return _pack(found)
-
-
-def find_complete_batches(parts: Sequence[Sequence[NewJob]]) -> list[list[str]]:
-    """For each part of a submission, the new batches that get their last member or callback in it."""
-    last: dict[str, int] = {}
-    for number, part in enumerate(parts):
-        for job in part:
-            if job.is_batch:
-                last[job.id] = number
-            for batch_id in (job.batch, *[each.job_id for each in job.after]):
-                if batch_id in last:
-                    last[batch_id] = number
-    return [[batch_id for batch_id, at in last.items() if at == number] for number in range(len(parts))]
 
 
 def find_related(jobs: Sequence[NewJob]) -> list[NewJob]:

@@ -526,8 +526,8 @@ local function find_missing(from)
 end
 
 -- Stores jobs, encoded from ARGV[from] on: flags, number of specs, the specs, then runs of jobs.
---   flags       "1" to keep payloads in one piece, else "0"; "a" if a job has dependencies, "b" if one is a batch or a member;
---               "c" to store nothing, and only say what is refused; " ID" of each batch that gets no more members or callbacks
+--   flags       "1" to keep payloads in one piece, else "0"; "a" if a job has dependencies, "b" if one is a batch or a member or
+--               an ID follows; "c" to store nothing, and only say what is refused; " ID" of each batch that gets no more members
 --   of a run    number of jobs, spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "extended"
 --   of a job    n id, n+1 payload; in an extended run also, "" where there is none:
 --               n+2 "=" and key, n+3 "=" and key_for, n+4 "=" and options, n+5 "1" for a client's own id, n+6 unique key as

@@ -49,7 +49,7 @@ from holdfast.core.validation import (
 )
 from holdfast.settings.settings import Settings
 from holdfast.stores.base import Store
-from holdfast.stores.common.unconfirmed import name_unconfirmed
+from holdfast.stores.common.unconfirmed import name_unconfirmed, stored_ids
 from holdfast.telemetry.trace_context import submission
 
 if TYPE_CHECKING:
@@ -207,27 +207,37 @@ class Submitter:
             try:
                 await self.emit_submitted(jobs, answers)
             except Conflict as error:
-                error.stored = [answer.job_id if answer.created else None for answer in answers]
+                error.stored = stored_ids(answers)
                 raise
         return answers
 
     async def submit_many(self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> list[Submitted]:
-        """Store batch after batch; while one is on its way to the store, the next is made."""
+        """Store batch after batch; while one is on its way to the store, the next is made. ``stored`` of a Conflict or
+        Unavailable covers all batches up to the one that failed."""
         answers: list[Submitted] = []
-        submit = follow_answers(self.submit_all)
-        under_way: asyncio.Task[list[Submitted]] | None = None
+        send_next = follow_answers(self.submit_all)
+        under_way: asyncio.Task[None] | None = None
+
+        async def submit(batch: list[NewJob]) -> None:
+            try:
+                answers.extend(await send_next(batch))
+            except (Conflict, Unavailable) as error:
+                if answers:
+                    error.stored = [*stored_ids(answers), *(error.stored or [None] * len(batch))]
+                raise
+
         try:
             async for batch in split_batches(jobs, size):
                 if running_loop() is None:
-                    answers += await submit(batch)
+                    await submit(batch)
                     continue
                 if under_way is not None:
-                    answers += await under_way
+                    await under_way
                 under_way = asyncio.create_task(submit(batch))
                 await asyncio.sleep(0)  # it leaves before the next one is made
         finally:
             if under_way is not None:
-                answers += await under_way
+                await under_way
         return answers
 
     async def _send(self, jobs: Sequence[NewJob]) -> list[Submitted]:

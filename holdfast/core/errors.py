@@ -116,8 +116,8 @@ class InvalidId(Invalid, NotFound):
 class Conflict(HoldfastError):
     """The state of the job, schedule or limit does not allow the operation.
 
-    ``stored``: if a batch was stored before the conflict was found, the ids of its jobs in order, None for jobs that
-    were not stored.
+    ``stored``: if jobs were stored before the conflict was found, the ids of all in order as far as they were sent,
+    None for jobs that were not stored.
     """
 
     http_status = 409

@@ -289,6 +289,33 @@ def test_a_result_is_no_longer_than_the_limit(tmp_path: Path) -> None:
     assert asyncio.run(run()) == [(JobState.SUCCEEDED, None), (JobState.DEAD, "result")]
 
 
+@pytest.mark.parametrize("parts", [[3], []], ids=["a part of it is stored", "nothing of it is stored"])
+def test_failed_batch_tells_what_earlier_ones_have_stored(app: Holdfast, parts: list[int]) -> None:
+    class Full:
+        def __init__(self) -> None:
+            self.queueing = self
+            self.limits = NoLimits()
+
+        async def submit(self, jobs: Sequence[NewJob]) -> list[Submitted]:
+            await asyncio.sleep(0)
+            if jobs[0] is drafts[0]:
+                return [Submitted(job.id, created=job.key is None) for job in jobs]
+            error = Unavailable("it is full")
+            error.stored = [job.id if number in parts else None for number, job in enumerate(jobs)] if parts else ()
+            raise error
+
+    async def opened() -> Store:
+        return cast("Store", Full())
+
+    drafts = [app.draft_job("work", {}, key="k" if number == 2 else None) for number in range(12)]
+    submitter = Submitter(opened, lambda: app.settings, app.events)
+    with pytest.raises(Unavailable) as error:
+        asyncio.run(submitter.submit_many(drafts, 5))
+    assert [number for number, job_id in enumerate(error.value.stored) if job_id] == [0, 1, 3, 4, *[8 for _ in parts]]
+    assert len(error.value.stored) == 10
+    assert all(job_id in (None, job.id) for job_id, job in zip(error.value.stored, drafts, strict=False))
+
+
 # ── streams ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def endless(app: Holdfast, drawn: list[int]) -> Iterator[NewJob]:
     for number in itertools.count():

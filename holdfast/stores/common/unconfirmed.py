@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from holdfast.core.errors import Unavailable
-from holdfast.core.models import JobState, Lease, NewJob, Settlement
+from holdfast.core.models import JobState, Lease, NewJob, Settlement, Submitted
 
 _REMEMBERED = 10_000  # leases; a settlement is retried within seconds
 _PERHAPS_STORED = "the job may be stored all the same: submit it again with the same key or id, and there is one"
@@ -86,6 +86,11 @@ def accepted_as(settlement: Settlement, recorded: RecordedOutcome) -> JobState |
         return None
     asked_to_stop = settlement.refund and recorded.claims == settlement.claims and recorded.state is JobState.CANCELLED
     return JobState.CANCELLED if asked_to_stop else settlement.state
+
+
+def stored_ids(answers: Iterable[Submitted]) -> list[str | None]:
+    """Returns the ids of the created jobs in order, None for the others."""
+    return [answer.job_id if answer.created else None for answer in answers]
 
 
 def perhaps_stored(error: Unavailable) -> Unavailable:

@@ -32,6 +32,7 @@ from holdfast.core.models import (
 )
 from holdfast.core.unique import KEY_PREFIX
 from holdfast.stores.common.requests import UNREADABLE
+from holdfast.stores.common.unconfirmed import stored_ids
 from holdfast.stores.connections.redis import split_parts
 from holdfast.stores.connections.redis_protocol import Argument
 
@@ -196,7 +197,7 @@ def encode_logs(lease: Lease, lines: Sequence[NewLine]) -> list[Argument]:
 def refused_submission(reply: bytes, answers: Sequence[Submitted] = ()) -> HoldfastError:
     """Error for what ``submit`` has refused: a job that waits for one that is not stored, or a member of a batch.
     ``answers``: to its whole submission, of which other parts may be stored."""
-    stored = [answer.job_id if answer.created else None for answer in answers]
+    stored = stored_ids(answers)
     if any(stored):
         error = Conflict("a job or batch to which others refer was deleted, or has ended, while these were stored")
         error.stored = stored

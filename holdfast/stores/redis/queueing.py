@@ -36,6 +36,7 @@ from holdfast.stores.common.unconfirmed import (
     UnconfirmedSettlements,
     accepted_as,
     perhaps_stored,
+    stored_ids,
 )
 from holdfast.stores.connections.redis import Script, split_parts
 from holdfast.stores.redis.claiming import MAX_PER_SCRIPT, ClaimKind, RedisClaimBuilder, RedisIdClaimBuilder
@@ -111,7 +112,7 @@ class RedisQueueing:
         except Unavailable as error:
             outcome = perhaps_stored(error) if sent.is_uncertain else error
             if any(isinstance(reply, list) for reply in sent.replies):
-                outcome.stored = [answer.job_id if answer.created else None for answer in self._answers(parts, sent)]
+                outcome.stored = stored_ids(self._answers(parts, sent))
             raise outcome from error.__cause__
         finally:
             # a part may be stored though another was refused

@@ -291,13 +291,8 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         """Submit many drafted jobs (``task.new_job(…)``, ``app.draft_job(…)``), one transaction per batch."""
         size = check_batch_size(batch_size)
         connection = await self._find_connection(connection)
-        if connection is None:
-            answers = await self._submitter.submit_many(jobs, size)
-        else:
-            answers = []
-            submit = follow_answers(partial(self._submitted_within, connection))
-            async for each in split_batches(jobs, size):
-                answers += await submit(each)
+        within = None if connection is None else partial(self._submitted_within, connection)
+        answers = await self._submitter.submit_many(jobs, size, within)
         return [JobHandle(self, answer) for answer in answers]
 
     async def enqueue_stream(

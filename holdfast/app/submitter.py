@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from holdfast.app.batches import Batch, check_waits, parse_batch
 from holdfast.app.handle import check_drafts
 from holdfast.app.workflows import After, check_circles, parse_dependencies
 from holdfast.core.batches import BATCH_TASK
+from holdfast.core.dependencies import Dependency
 from holdfast.core.encryption import Codec, is_encrypted, require_decrypted
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate
@@ -211,11 +212,13 @@ class Submitter:
                 raise
         return answers
 
-    async def submit_many(self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> list[Submitted]:
-        """Store batch after batch; while one is on its way to the store, the next is made. ``stored`` of a Conflict or
-        Unavailable covers all batches up to the one that failed."""
+    async def submit_many(
+        self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int, within: _Submit | None = None
+    ) -> list[Submitted]:
+        """Store batch after batch; while one is on its way to the store, the next is made, unless ``within`` submits
+        into a caller's transaction. ``stored`` of an error covers all batches up to the one that failed."""
         answers: list[Submitted] = []
-        send_next = follow_answers(self.submit_all)
+        send_next = follow_answers(within or self.submit_all)
         under_way: asyncio.Task[None] | None = None
 
         async def submit(batch: list[NewJob]) -> None:
@@ -228,7 +231,7 @@ class Submitter:
 
         try:
             async for batch in split_batches(jobs, size):
-                if running_loop() is None:
+                if within is not None or running_loop() is None:
                     await submit(batch)
                     continue
                 if under_way is not None:
@@ -255,10 +258,8 @@ class Submitter:
 
     async def admit_jobs(self, jobs: Sequence[NewJob]) -> Counter[str]:
         """Refuses jobs that can never begin, by the store's clock, and reserves room in the queues of the others."""
-        for job in jobs:
-            if job.has_extras:
-                await self._check_can_start(jobs)
-                break
+        if any(job.has_extras for job in jobs):
+            await self._check_can_start(jobs)
         return await self.depths.reserve_room(jobs)
 
     async def _check_can_start(self, jobs: Sequence[NewJob]) -> None:
@@ -420,8 +421,13 @@ def follow_answers(submit: _Submit) -> _Submit:
     another, by its key, waits for that one."""
     aliases: dict[str, str] = {}
 
+    def follow_alias(each: Dependency) -> Dependency:
+        return msgspec.structs.replace(each, job_id=aliases.get(each.job_id, each.job_id))
+
     async def submit_next(jobs: Sequence[NewJob]) -> list[Submitted]:
-        answers = await submit([_rename_dependencies(job, aliases) for job in jobs] if aliases else jobs)
+        if aliases:
+            jobs = [msgspec.structs.replace(job, after=tuple(map(follow_alias, job.after))) for job in jobs]
+        answers = await submit(jobs)
         pairs = zip(jobs, answers, strict=True)
         aliases.update((job.id, answer.job_id) for job, answer in pairs if answer.job_id != job.id)
         while len(aliases) > _MAX_ALIASES:
@@ -429,13 +435,6 @@ def follow_answers(submit: _Submit) -> _Submit:
         return answers
 
     return submit_next
-
-
-def _rename_dependencies(job: NewJob, aliases: Mapping[str, str]) -> NewJob:
-    if not any(each.job_id in aliases for each in job.after):
-        return job
-    after = [msgspec.structs.replace(each, job_id=aliases.get(each.job_id, each.job_id)) for each in job.after]
-    return msgspec.structs.replace(job, after=tuple(after))
 
 
 async def split_batches(jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> AsyncIterator[list[NewJob]]:

@@ -117,23 +117,19 @@ class RedisQueueing:
         finally:
             # a part may be stored though another was refused
             self._notifications.notify_done({f"queue:{job.queue}" for job in jobs})
-        answers = self._answers(parts, sent)
-        for reply in sent.replies:
-            if isinstance(reply, bytes):
-                raise refused_submission(reply, answers)
-        return answers
+        return self._answers(parts, sent)
 
     async def _check_related(self, jobs: Sequence[NewJob]) -> None:
         """Raises what a part of a submission would be refused for, before the first is stored."""
         batches = [job.id for job in jobs if job.is_batch]
-        encode = partial(encode_submission, in_one_piece=True, earlier_batches=batches, only_checks=True)
+        encode = partial(encode_submission, aliases={}, in_one_piece=True, earlier_batches=batches, only_checks=True)
         checks = [*map(encode, split_parts(find_related(jobs), MAX_PER_SCRIPT))]
         for reply in filter(None, checks and await self._pool.run_each(self._scripts["submit"], checks)):
             raise refused_submission(reply)
 
     async def _run_submission(self, script: str, parts: Sequence[Sequence[NewJob]], sent: _Sent) -> None:
-        sent.answered = []
-        for calls in encode_stages(parts, script, sent.aliases, in_one_piece=self._pool.address.in_one_piece):
+        sent.answered, aliases = [], dict[str, str]()
+        for calls in encode_stages(parts, script, aliases, in_one_piece=self._pool.address.in_one_piece):
             stage = parts[len(sent.answered) :][: len(calls)]
             replies = await self._pool.run_each(
                 self._scripts[script],
@@ -144,15 +140,12 @@ class RedisQueueing:
                 must_confirm=True,
             )
             sent.read_replies(replies)
-            if any(isinstance(reply, bytes) for reply in replies):
-                return
+            for part, reply in zip(stage, replies, strict=True):
+                if isinstance(reply, bytes):
+                    raise refused_submission(reply, self._answers(parts, sent))
+                pairs = zip(part, reply, strict=False)
+                aliases |= {job.id: each.decode().removeprefix("+") for job, each in pairs if isinstance(each, bytes)}
             sent.answered = sent.replies
-            sent.aliases |= {
-                job.id: each.decode().removeprefix("+")
-                for part, reply in zip(stage, replies, strict=True)
-                for job, each in zip(part, reply, strict=False)
-                if isinstance(each, bytes)
-            }
 
     def _answers(self, parts: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
         """Outcome of each job; a part that was refused, or not sent, is not stored."""
@@ -410,7 +403,6 @@ class _Sent:
 
     def __init__(self) -> None:
         self.is_uncertain = False
-        self.aliases: dict[str, str] = {}  # ids as they were given, and the jobs that were answered in place of them
         self.answered: list[Any] = []  # replies to the parts that were sent before the latest ones
         self.replies: list[Any] = []  # these, and to each part of the latest try, errors among them; none if cut off
 

@@ -44,7 +44,7 @@ class RedisSchedules:
             change.expected,
             "" if change.remove or schedule.due_us is None else schedule.due_us,
             "" if change.remove else encode_schedule(schedule),
-            *encode_submission(jobs, in_one_piece=self._pool.address.in_one_piece),
+            *encode_submission(jobs, {}, in_one_piece=self._pool.address.in_one_piece),
         )
         if isinstance(stored, bytes):
             raise refused_submission(stored)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
-from types import MappingProxyType
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +15,6 @@ from holdfast.core.models import NewJob, Step, UniqueKey
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.encoding import expiry_text, partition_field, span_us, spec_text, when_text
 
-_NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _common = attrgetter("priority", "max_attempts", "queue", "task", "delay", "run_at_us")
 _id_and_payload = attrgetter("id", "payload")
 _encode = msgspec.json.Encoder().encode
@@ -36,17 +34,14 @@ def encode_stages(
 ) -> Iterator[list[list[Argument]]]:
     """Yields arguments of this script for parts that are sent together. A part that waits for earlier jobs with keys,
     or is the last after a batch, comes once those before are answered. ``aliases``: jobs answered for others."""
+    batches, keyed = set[str](), set[str]()
+    stage: list[list[Argument]] = []
     if script == "submit_one":
         ((job,),) = parts
-        yield [[job.id, spec_text(job), job.queue, job.priority, job.payload, "1" if in_one_piece else "0"]]
-        return
-    if script == "submit_fast":
-        yield [encode_fast_submission(part, in_one_piece=in_one_piece) for part in parts]
-        return
-    batches: set[str] = set()
-    keyed: set[str] = set()
-    stage: list[list[Argument]] = []
-    for part in parts:
+        stage = [[job.id, spec_text(job), job.queue, job.priority, job.payload, "1" if in_one_piece else "0"]]
+    elif script == "submit_fast":
+        stage = [encode_fast_submission(part, in_one_piece=in_one_piece) for part in parts]
+    for part in parts if script == "submit" else ():
         is_last = part is parts[-1]
         if (batches and is_last) or any(each.job_id in keyed for job in part for each in job.after):
             yield stage
@@ -60,9 +55,9 @@ def encode_stages(
 
 def encode_submission(
     jobs: Sequence[NewJob],
+    aliases: Mapping[str, str],
     *,
     in_one_piece: bool,
-    aliases: Mapping[str, str] = _NO_ALIASES,
     earlier_batches: Iterable[str] = (),
     is_last: bool = False,
     only_checks: bool = False,

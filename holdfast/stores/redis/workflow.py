@@ -130,7 +130,7 @@ class RedisWorkflow:
             replies = await self._pool.run_each(
                 self._scripts["start_children"],
                 [
-                    (*common, int(number == 0), *encode_submission(part, in_one_piece=in_one_piece))
+                    (*common, int(number == 0), *encode_submission(part, {}, in_one_piece=in_one_piece))
                     for number, part in enumerate(parts)
                 ],
                 extra_time=find_extra_time(len(children), sum(len(child.payload) for child in children)),

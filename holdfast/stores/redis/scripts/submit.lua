@@ -297,7 +297,6 @@ local function add_dependencies(waiter, after)
     for n = 1, #after, 3 do
         local id, condition = aliases[after[n]] or after[n], after[n + 1]
         if not seen[id] and not exists(id) then
-            seen[id] = true
             safe_call('HSET', dependencies_key(waiter), id, condition .. ' met 0') -- deleted, but its key is still there
         elseif not seen[id] then
             local how, failed_members = read_fields(id, 'state', 'failed')
@@ -309,10 +308,10 @@ local function add_dependencies(waiter, after)
                 failure = failure or state == 'failed' and describe_failure(id, how) or nil
             end
             unmet = unmet + (state == 'met' and 0 or 1)
-            seen[id] = true
             edges[#edges + 1] = id
             edges[#edges + 1] = condition .. ' ' .. state .. ' 0'
         end
+        seen[id] = true
     end
     add_edges(waiter, edges)
     return unmet, failure
@@ -489,12 +488,10 @@ end
 
 -- Adds members to their batches, and gives batches free whose last member is stored.
 local function write_members(from)
-    local number = 0
     each_job(from, function(n, _, is_extended)
-        number = number + 1
         local _, batch = relation_of(n, is_extended)
         if batch and not left_out[ARGV[n]] then
-            add_member(batch, aliases[given_ids[number]] or given_ids[number])
+            add_member(batch, aliases[ARGV[n]] or ARGV[n])
         end
     end)
     for batch in string.gmatch(ARGV[from], ' (%S+)') do

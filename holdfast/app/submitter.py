@@ -56,8 +56,8 @@ from holdfast.telemetry.trace_context import submission
 if TYPE_CHECKING:
     from holdfast.telemetry.spans import Spans
 
+_Jobs = Iterable[NewJob] | AsyncIterable[NewJob]
 _Submit = Callable[[Sequence[NewJob]], Coroutine[Any, Any, list[Submitted]]]
-
 _MAX_GROUP = 500  # jobs of lone submitters in one transaction
 _MAX_ALIASES = 100_000  # jobs of earlier batches that were answered with others: a stream may be endless
 _HALVED = 16  # jobs of lone submitters that are worth two transactions
@@ -212,9 +212,7 @@ class Submitter:
                 raise
         return answers
 
-    async def submit_many(
-        self, jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int, within: _Submit | None = None
-    ) -> list[Submitted]:
+    async def submit_many(self, jobs: _Jobs, size: int, within: _Submit | None = None) -> list[Submitted]:
         """Store batch after batch; while one is on its way to the store, the next is made, unless ``within`` submits
         into a caller's transaction. ``stored`` of an error covers all batches up to the one that failed."""
         answers: list[Submitted] = []
@@ -259,15 +257,12 @@ class Submitter:
     async def admit_jobs(self, jobs: Sequence[NewJob]) -> Counter[str]:
         """Refuses jobs that can never begin, by the store's clock, and reserves room in the queues of the others."""
         if any(job.has_extras for job in jobs):
-            await self._check_can_start(jobs)
+            check_circles(jobs)
+            mixed = [job for job in jobs if needs_clock(job)]
+            now_us = await (await self._store()).health.server_time_us() if mixed else 0
+            for job in mixed:
+                check_expiry(job, now_us)
         return await self.depths.reserve_room(jobs)
-
-    async def _check_can_start(self, jobs: Sequence[NewJob]) -> None:
-        check_circles(jobs)
-        mixed = [job for job in jobs if needs_clock(job)]
-        now_us = await (await self._store()).health.server_time_us() if mixed else 0
-        for job in mixed:
-            check_expiry(job, now_us)
 
     def _measure(self, jobs: Sequence[NewJob], answers: Sequence[Submitted]) -> None:
         pairs = list(zip(jobs, answers, strict=True))
@@ -437,7 +432,7 @@ def follow_answers(submit: _Submit) -> _Submit:
     return submit_next
 
 
-async def split_batches(jobs: Iterable[NewJob] | AsyncIterable[NewJob], size: int) -> AsyncIterator[list[NewJob]]:
+async def split_batches(jobs: _Jobs, size: int) -> AsyncIterator[list[NewJob]]:
     """Cut any iterable, async or not, into batches; it may be endless and is never held whole."""
     if not isinstance(jobs, Iterable if running_loop() is None else AsyncIterable | Iterable):
         raise Invalid("jobs", jobs, "give a list of drafted jobs: [task.new_job(…)]")

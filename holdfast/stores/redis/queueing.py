@@ -114,8 +114,7 @@ class RedisQueueing:
             if any(isinstance(reply, list) for reply in sent.replies):
                 outcome.stored = stored_ids(self._answers(parts, sent))
             raise outcome from error.__cause__
-        finally:
-            # a part may be stored though another was refused
+        finally:  # a part may be stored though another was refused
             self._notifications.notify_done({f"queue:{job.queue}" for job in jobs})
         return self._answers(parts, sent)
 

@@ -69,7 +69,7 @@ def encode_submission(
     specs: dict[str, int] = {}
     rest: list[Argument] = []
     run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
-    number_at, others = 0, []
+    number_at = 0
     for job in jobs:
         spec = specs.setdefault(spec_text(job), len(specs) + 1)
         common = spec, when_text(job), partition_field(job.partition, job.weights)
@@ -80,7 +80,6 @@ def encode_submission(
             rest[number_at] += 1  # type: ignore[operator]
             rest += (job.id, job.payload)
             continue
-        others.append(job)
         run = None
         key = "" if job.key is None else "=" + job.key
         key_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
@@ -95,8 +94,8 @@ def encode_submission(
         rest.append(_steps_text(job.first_steps) if job.first_steps else "")
     complete = batches if is_last else ()
     flags = ("1" if in_one_piece else "0") + ("c" if only_checks else "")
-    flags += "a" if any(job.after for job in others) else ""
-    flags += "b" if complete or any(job.is_batch or job.batch for job in others) else ""
+    flags += "a" if any(job.after for job in jobs) else ""
+    flags += "b" if complete or any(job.is_batch or job.batch for job in jobs) else ""
     return [" ".join([flags, *complete]), len(specs), *specs, *rest]
 
 

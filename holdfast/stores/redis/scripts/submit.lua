@@ -290,8 +290,7 @@ local function add_key(id, key) -- of an existing job; deleting the job frees al
     end
 end
 
--- Writes the dependencies of a new job, see `dependencies_of`. Returns the number of those that are not met, and the
--- text of the first that failed.
+-- Writes the dependencies of a new job. Returns the number of those that are not met, and the text of the first that failed.
 local function add_dependencies(waiter, after)
     local edges, seen, unmet, failure = {}, {}, 0, nil
     for n = 1, #after, 3 do
@@ -449,8 +448,7 @@ local function store(id, spec, when, payload, key, key_for, options, has_client_
     return 1
 end
 
--- {id, condition, "1" if it was answered for a key in an earlier part and may be gone, else "", …}; nil for none.
-local function dependencies_of(n, is_extended)
+local function dependencies_of(n, is_extended) -- {id, condition, "1" if it was answered for a key and may be gone, …}, or nil
     return is_extended and ARGV[n + 8] ~= '' and cmsgpack.unpack(ARGV[n + 8]) or nil
 end
 

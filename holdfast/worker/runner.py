@@ -304,7 +304,7 @@ class RunnerPool:
     async def _command(self, job: Job) -> Any:
         """Runs a command job like a handler: middlewares see its result, or its error."""
         policy = self._shared.app.command_policy(self._shared.settings)
-        return unwrap_outcome(await self._commands.run(job.payload, policy))
+        return unwrap_outcome(await self._commands.run(job.payload, policy, job.id, job.claims))
 
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
     def _watch(self, run: TaskRun, timeout: float) -> None:

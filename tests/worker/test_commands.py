@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,10 @@ import pytest
 
 from holdfast import Context, Holdfast, Job, JobState
 from holdfast.worker import Worker
+from holdfast.worker.executors.process_group import kill_marked
+from tests.unit.executor_support import until
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -70,3 +78,38 @@ def test_commands_that_a_workers_settings_switch_off_do_not_run(app: Holdfast, t
     job = asyncio.run(run())
     assert (job.state, job.reason) == (JobState.DEAD, "payload")
     assert not (tmp_path / "made").exists()
+
+
+def started_worker(app: Holdfast, stack: ExitStack) -> subprocess.Popen[bytes]:
+    """A worker process of that application's store, killed when the stack is closed."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    settings = {"URL": app.settings.url, "COMMANDS": "argv", "LEASE": "1s", "SWEEP": "100ms"}
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "worker", "start", "--app", "none"],
+        env={**kept, **{f"HOLDFAST_{name}": value for name, value in settings.items()}, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    stack.callback(worker.wait)
+    stack.callback(worker.kill)
+    return worker
+
+
+def test_what_a_killed_worker_left_running_ends_before_the_next_run(app: Holdfast, tmp_path: Path) -> None:
+    """The next run prints the command line of the process that the first one left."""
+    left = tmp_path / "left"
+    detached = f"setsid sleep 300 </dev/null >/dev/null 2>&1 & echo $! > {left}.new; mv {left}.new {left}; sleep 300"
+    text = f"if [ -e {left} ]; then cat /proc/$(cat {left})/cmdline 2>/dev/null; exit 0; fi; {detached}"
+
+    async def run() -> Any:
+        async with app:
+            handle = await app.run_command("sh", "-c", text)
+            with ExitStack() as stack:
+                stack.callback(kill_marked, handle.id)
+                killed = started_worker(app, stack)
+                await until(left.exists, 60)
+                killed.kill()
+                started_worker(app, stack)
+                return await handle.result(timeout=60)
+
+    assert asyncio.run(run())["stdout"] == ""

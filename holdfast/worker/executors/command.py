@@ -69,11 +69,16 @@ class CommandRunner:
         self._host = host or CommandHost()
         self._watcher = watcher or ResourceWatcher()
 
-    async def run(self, payload: str | Mapping[str, object], policy: CommandPolicy) -> Outcome:
+    async def run(
+        self, payload: str | Mapping[str, object], policy: CommandPolicy, job_id: str = "", claims: int = 1
+    ) -> Outcome:
         """Runs the command in ``payload``. If cancelled, kills all processes of the command.
 
+        ``claims`` above 1: first kills what a worker that died has left of the job's earlier run on this host.
         ``Released``: this worker could not start it, for lack of descriptors, processes or memory.
         """
+        if job_id and claims > 1:
+            await _run_in_thread(kill_marked, f"{job_id}-")
         started = time.monotonic()
         try:
             command = policy.parse_command(payload)
@@ -92,7 +97,7 @@ class CommandRunner:
                 return _release_command("put up the sandbox of", getattr(error, "strerror", None) or str(error))
         async with contextlib.AsyncExitStack() as opened:
             try:
-                prepared = _PreparedCommand.prepare(command, policy, limits, mechanism, opened)
+                prepared = _PreparedCommand.prepare(command, policy, limits, mechanism, opened, job_id)
                 running = _RunningCommand.start(prepared, policy.output_limit, self._watcher)
             except OSError as error:
                 return _unstartable(command, error, policy.environment_for(command)["PATH"])
@@ -108,10 +113,11 @@ class CommandRunner:
 class _PreparedCommand:
     """A command with its environment, directory and launcher."""
 
-    def __init__(self, command: CommandPayload, limits: ResourceLimits, environment: dict[str, str]) -> None:
+    def __init__(self, command: CommandPayload, limits: ResourceLimits, environment: dict[str, str], mark: str) -> None:
         self.command = command
         self.limits = limits
-        self.environment, self.mark = mark_environment(environment)
+        self.environment = environment
+        self.mark = mark
         self.cwd: str | None = None
         self.launch: Launch | None = None
         self.helpers = 0
@@ -124,9 +130,10 @@ class _PreparedCommand:
         limits: ResourceLimits,
         mechanism: Mechanism | None,
         opened: contextlib.AsyncExitStack,
+        job_id: str,
     ) -> _PreparedCommand:
         """Prepares ``command``; resources are added to ``opened``, which is closed after its end."""
-        prepared = cls(command, limits, policy.environment_for(command))
+        prepared = cls(command, limits, *mark_environment(policy.environment_for(command), job_id))
         if command.cwd is not None:
             prepared.cwd = policy.resolve_directory(command.cwd)
         elif mechanism is not None:

@@ -18,16 +18,19 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 MARK = "_HOLDFAST_GROUP"
 """Environment variable that marks all descendants of one child, also those that left its session."""
 
+_PASSES, _PAUSE = 100, 0.005  # a killed process may start another until the signal reaches it
 
-def mark_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Returns ``environment`` with a new mark, and the mark."""
-    mark = secrets.token_hex(8)
+
+def mark_environment(environment: Mapping[str, str], job_id: str = "") -> tuple[dict[str, str], str]:
+    """Returns ``environment`` with a new mark, and the mark. It begins with the id of the job and a hyphen."""
+    mark = f"{job_id}-{secrets.token_hex(8)}"
     return {**environment, MARK: mark}, mark
 
 
@@ -45,24 +48,25 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_marked(mark: str, processes: Path = Path("/proc")) -> int:
-    """Kills every process that has ``mark`` in its environment, in any session. Linux only; returns their number.
+    """Kills every process whose mark begins with ``mark``, in any session, and those they start meanwhile.
 
-    Reads one file per process of the host: call it from a thread.
+    Returns their number once they are gone, or after a bounded time. Linux only. Call it from a thread.
     """
-    if not processes.is_dir():
-        return 0
-    wanted = f"{MARK}={mark}".encode()
-    killed = 0
-    for entry in processes.iterdir():
-        if entry.name.isdigit():
-            try:
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    killed += 1
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
-                    raise
-    return killed
+    wanted = f"\0{MARK}={mark}".encode()
+    killed: set[str] = set()
+    for _ in range(_PASSES):
+        found = set()
+        with contextlib.suppress(OSError):  # no /proc, or no descriptor is free: what has run has its outcome
+            for entry in processes.iterdir():
+                with contextlib.suppress(OSError):
+                    if entry.name.isdigit() and wanted in b"\0" + (entry / "environ").read_bytes():
+                        os.kill(int(entry.name), signal.SIGKILL)
+                        found.add(entry.name)
+        if not found:
+            break
+        killed |= found
+        time.sleep(_PAUSE)
+    return len(killed)
 
 
 def is_gone(host: str, pid: int) -> bool:

@@ -173,6 +173,42 @@ def test_command_without_a_directory_gets_a_new_one(mechanism: Mechanism, tmp_pa
     assert not folder.exists()
 
 
+DEEP = "import os\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')\n"
+
+
+@MECHANISMS
+def test_deep_directory_is_removed_and_changes_no_outcome(mechanism: Mechanism, tmp_path: Path) -> None:
+    program = "import os; print(os.getcwd())\n" + DEEP
+    folder = Path(output(run(mechanism, tmp_path, sys.executable, "-c", program)).strip())
+    assert not folder.exists()
+    failed = run(mechanism, tmp_path, sys.executable, "-c", f"{DEEP}os._exit(3)", dead_codes=[3])
+    assert isinstance(failed, Failed)
+    assert (failed.error, failed.reason) == ("exit code 3", Reason.NON_RETRYABLE)
+
+
+UNPRIVILEGED = """
+from pathlib import Path
+from holdfast.worker.executors import command
+from holdfast.worker.sandbox.launcher import drop_privileges
+from tests.worker.test_sandbox import NAMESPACES, output, run
+
+def remove(path, remove=command._remove_folder):
+    drop_privileges()  # of this thread: root may read every directory
+    remove(path)
+
+command._remove_folder = remove
+print(output(run(NAMESPACES, Path("/"), "sh", "-c", "pwd; mkdir -p a/b; touch a/b/c; chmod 0 a/b a .")))
+"""
+
+
+def test_directory_that_its_owner_may_not_read_is_removed() -> None:
+    """In Landlock alone nothing can change the mode of a file."""
+    words = [sys.executable, "-c", UNPRIVILEGED]
+    folder = Path(subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip())
+    assert folder.name.startswith("holdfast-")
+    assert not folder.exists()
+
+
 @MECHANISMS
 def test_directory_that_becomes_a_link_is_not_entered(
     mechanism: Mechanism, outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -229,6 +230,45 @@ async def test_process_that_left_the_session_is_killed_too() -> None:
     await until(lambda: not living_with(mark), 30)
 
 
+@pytest.mark.parametrize("seconds", [0, 1.1])
+@on_both_loops
+async def test_detached_process_that_holds_no_output_does_not_outlive_its_job(seconds: float) -> None:
+    """A short command is followed only by processes that started after it; a long one by any."""
+    mark = f"68.{uuid.uuid4().int % 10**9}"
+    detached = f"setsid sleep {mark} </dev/null >/dev/null 2>&1 &"
+    until_detached = 'until [ "$(cut -d" " -f6 /proc/$!/stat)" = $! ]; do sleep 0.01; done'
+    for code in (0, 7):
+        outcome = await run(text=f"{detached} {until_detached}; sleep {seconds}; exit {code}")
+        assert isinstance(outcome, Failed if code else Succeeded), outcome
+        await until(lambda: not living_with(mark), 30)
+
+
+@pytest.mark.parametrize("after", [0, 100, 4000])
+def test_killing_goes_on_until_no_marked_process_is_left(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of five processes starts the next when it is killed; 4000: the pids began anew."""
+
+    def start(pid: int, mark: str) -> None:
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "environ").write_bytes(f"A=1\0{process_group.MARK}={mark}-1\0".encode())
+        (tmp_path / "loadavg").write_text(f"0.00 0.00 0.00 1/99 {pid}\n")
+
+    def kill(pid: int, number: int) -> None:
+        shutil.rmtree(tmp_path / str(pid))
+        killed.append((pid, number))
+        if len(killed) < 5:
+            start(pid + 1, "mine")
+
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", kill)
+    start(201, "other")
+    start(202, "mine")
+    assert process_group.kill_marked("mine-", tmp_path, after) == 5
+    assert killed == [(pid, signal.SIGKILL) for pid in range(202, 207)]
+    assert (tmp_path / "201").exists()
+
+
 NASTY = {
     "forks": "sleep {0} & (sleep {0} & sleep {0}) & sleep {0}",
     "deaf": "trap '' TERM INT HUP; sleep {0}; sleep {0}; sleep {0}",
@@ -274,7 +314,7 @@ async def test_unkillable_process_does_not_block_the_worker(monkeypatch: pytest.
     await until(lambda: living_with(mark))
     monkeypatch.setattr(command, "_KILL_TIMEOUT", 0.01)
     monkeypatch.setattr(command, "kill_group", lambda _: None)
-    monkeypatch.setattr(command, "kill_marked", lambda _: None)
+    monkeypatch.setattr(command, "kill_marked", lambda _, after: None)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import shutil
 import signal
@@ -105,8 +106,9 @@ class CommandRunner:
             except BaseException:
                 await running.abort_run()
                 raise
-            await running.finish()
-            return _outcome(prepared, running, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            await running.finish(seconds)
+            return _outcome(prepared, running, seconds)
 
 
 class _PreparedCommand:
@@ -280,23 +282,21 @@ class _RunningCommand:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
-    async def finish(self) -> None:
-        """Reads the rest of the output for a bounded time; kills a process outside the session that holds it open."""
+    async def finish(self, seconds: float) -> None:
+        """Kills what left the session of a command that took ``seconds``. Reads the rest of its output, for a while."""
         outputs = (self.stdout, self.stderr)
-        breach = None if self.watch is None else self.watch.close()
-        for output in outputs:
-            if not output.closed.done():
-                output.read()
-        still_open = [output.closed for output in outputs if not output.closed.done()]
-        if still_open:
-            try:
-                _, still_held = await asyncio.wait(still_open, timeout=_PIPE_CLOSE_TIMEOUT)
-            finally:
-                self._stop_reading()
-        else:
-            still_held = set()
-        if still_held or breach is not None:
-            await self._kill_marked()
+        if self.watch is not None:
+            self.watch.close()
+        try:
+            await self._kill_marked(self.process.pid if seconds < 1 else 0)
+            for output in outputs:
+                if not output.closed.done():
+                    output.read()
+            still_open = [output.closed for output in outputs if not output.closed.done()]
+            if still_open:
+                await asyncio.wait(still_open, timeout=_PIPE_CLOSE_TIMEOUT)
+        finally:
+            self._stop_reading()
 
     async def abort_run(self) -> None:
         """Kills the command and all its descendants."""
@@ -316,8 +316,8 @@ class _RunningCommand:
         self.stdout.close()
         self.stderr.close()
 
-    async def _kill_marked(self) -> None:
-        await _run_in_thread(kill_marked, self._mark)
+    async def _kill_marked(self, after: int = 0) -> None:
+        await _run_in_thread(functools.partial(kill_marked, after=after), self._mark)
 
     def _end(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -19,13 +19,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 MARK = "_HOLDFAST_GROUP"
 """Environment variable that marks all descendants of one child, also those that left its session."""
 
 _PASSES, _PAUSE = 100, 0.005  # a killed process may start another until the signal reaches it
+_MANY = 1000  # pids; a list of all processes is as fast
 
 
 def mark_environment(environment: Mapping[str, str], job_id: str = "") -> tuple[dict[str, str], str]:
@@ -47,26 +48,35 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
                 process.kill()
 
 
-def kill_marked(mark: str, processes: Path = Path("/proc")) -> int:
+def kill_marked(mark: str, processes: Path = Path("/proc"), after: int = 0) -> int:
     """Kills every process whose mark begins with ``mark``, in any session, and those they start meanwhile.
 
-    Returns their number once they are gone, or after a bounded time. Linux only. Call it from a thread.
+    ``after``: a pid of the last second; only processes that started later are looked at. Returns the number of killed
+    processes once they are gone, or after a bounded time. Linux only. Call it from a thread.
     """
     wanted = f"\0{MARK}={mark}".encode()
-    killed: set[str] = set()
+    killed: set[int] = set()
     for _ in range(_PASSES):
         found = set()
         with contextlib.suppress(OSError):  # no /proc, or no descriptor is free: what has run has its outcome
-            for entry in processes.iterdir():
+            for pid in _pids(processes, after):
                 with contextlib.suppress(OSError):
-                    if entry.name.isdigit() and wanted in b"\0" + (entry / "environ").read_bytes():
-                        os.kill(int(entry.name), signal.SIGKILL)
-                        found.add(entry.name)
+                    if wanted in b"\0" + (processes / str(pid) / "environ").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+                        found.add(pid)
         if not found:
             break
         killed |= found
         time.sleep(_PAUSE)
     return len(killed)
+
+
+def _pids(processes: Path, after: int) -> Iterable[int]:
+    """Returns the pids of this host, or those given since ``after``, unless they are many or began anew."""
+    last = int((processes / "loadavg").read_text(encoding="ascii").split()[-1]) if after else 0
+    if 0 < after <= last < after + _MANY:
+        return range(after + 1, last + 1)
+    return [int(entry.name) for entry in processes.iterdir() if entry.name.isdigit()]
 
 
 def is_gone(host: str, pid: int) -> bool:

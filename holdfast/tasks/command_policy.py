@@ -103,6 +103,10 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
         self._check_words(command)
         self._check_environment(command.env)
         self._check_sandbox(command)
+        for field, codes in (("retry_codes", command.retry_codes or ()), ("dead_codes", command.dead_codes)):
+            for code in codes:
+                if not 1 <= code <= 255:
+                    raise Invalid(field, code, "give exit codes from 1 to 255")
         if command.cwd is not None:
             self.resolve_directory(command.cwd)
         self.limits_for(command)

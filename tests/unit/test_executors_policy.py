@@ -57,6 +57,15 @@ def test_modes() -> None:
     assert SHELL.parse_command({"argv": ["ls"]}).words == ("ls",)
 
 
+@pytest.mark.parametrize("field", ["retry_codes", "dead_codes"])
+@pytest.mark.parametrize("code", [-1, 0, 256, 4000])
+def test_codes_that_no_failed_command_exits_with_are_refused(field: str, code: int) -> None:
+    ARGV.parse_command({"argv": ["ls"], field: [1, 255]})
+    with pytest.raises(Invalid, match="from 1 to 255") as refused:
+        ARGV.parse_command({"argv": ["ls"], field: [3, code]})
+    assert (refused.value.field, refused.value.value) == (field, code)
+
+
 def test_too_many_arguments_are_too_large() -> None:
     with pytest.raises(TooLarge, match="stdin"):
         ARGV.parse_command({"argv": ["echo", *["x" * 100] * 1000]})

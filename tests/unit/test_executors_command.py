@@ -89,6 +89,7 @@ def script(path: Path, text: str, mode: int = 0o755) -> list[str]:
         ("exit 126", "exit code 126 (not executable)", Reason.ERROR),
         ("exit 127", "exit code 127 (command not found)", Reason.ERROR),
         ("exit 137", "exit code 137 (SIGKILL)", Reason.ERROR),
+        ("exit 193", "exit code 193", Reason.ERROR),
         ("exit 255", "exit code 255", Reason.ERROR),
         ("kill -SEGV $$", "killed by SIGSEGV", Reason.CRASHED),
         ("kill -TERM $$", "killed by SIGTERM", Reason.CRASHED),
@@ -113,6 +114,10 @@ async def test_what_cannot_be_executed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.undo()
     bare = script(tmp_path / "bare", "echo no shebang\n")
     assert (await failure(argv=bare)).error == f"{bare[0]}: Exec format error"
+    for_none = script(tmp_path / "for_none", "#!/no/such/interpreter\n")
+    assert (await failure(argv=for_none)).error == f"{for_none[0]}: its interpreter is not found"
+    assert (await failure(argv=["./for_none"], cwd=str(tmp_path))).error == "./for_none: its interpreter is not found"
+    assert (await failure(argv=["./nothing"], cwd=str(tmp_path))).error == "./nothing: command not found"
     missing = await failure(argv=["ls"], cwd=str(tmp_path / "missing"))
     assert missing.error == f"cwd {tmp_path / 'missing'}: No such file or directory"
     assert missing.retryable
@@ -264,7 +269,7 @@ def test_killing_goes_on_until_no_marked_process_is_left(
     monkeypatch.setattr(os, "kill", kill)
     start(201, "other")
     start(202, "mine")
-    assert process_group.kill_marked("mine-", tmp_path, after) == 5
+    assert process_group.kill_marked("mine-", after, tmp_path) == 5
     assert killed == [(pid, signal.SIGKILL) for pid in range(202, 207)]
     assert (tmp_path / "201").exists()
 
@@ -314,7 +319,7 @@ async def test_unkillable_process_does_not_block_the_worker(monkeypatch: pytest.
     await until(lambda: living_with(mark))
     monkeypatch.setattr(command, "_KILL_TIMEOUT", 0.01)
     monkeypatch.setattr(command, "kill_group", lambda _: None)
-    monkeypatch.setattr(command, "kill_marked", lambda _, after: None)
+    monkeypatch.setattr(command, "kill_marked", lambda _: None)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -379,4 +384,4 @@ def test_a_group_that_is_gone_is_left_alone() -> None:
     process_group.kill_group(process)
     assert process.returncode == 0
     assert process_group.kill_marked("no such mark") == 0
-    assert process_group.kill_marked("no such mark", Path("/no/such/directory")) == 0
+    assert process_group.kill_marked("no such mark", processes=Path("/no/such/directory")) == 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -172,12 +172,12 @@ class _PreparedCommand:
             self.launch.close_inherited()
 
 
-async def _run_in_thread(call: Callable[[str], object], argument: str) -> None:
+async def _run_in_thread(call: Callable[..., object], *arguments: object) -> None:
     """Runs what follows a command in a thread; here if none can be started, for the command has run."""
     try:
-        await asyncio.to_thread(call, argument)
+        await asyncio.to_thread(call, *arguments)
     except RuntimeError:
-        call(argument)
+        call(*arguments)
 
 
 def _remove_folder(path: str) -> None:
@@ -288,7 +288,7 @@ class _RunningCommand:
         if self.watch is not None:
             self.watch.close()
         try:
-            await self._kill_marked(self.process.pid if seconds < 1 else 0)
+            await _run_in_thread(kill_marked, self._mark, self.process.pid if seconds < 1 else 0)
             for output in outputs:
                 if not output.closed.done():
                     output.read()
@@ -310,14 +310,11 @@ class _RunningCommand:
                 async with asyncio.timeout(_KILL_TIMEOUT):
                     await self.wait()
         finally:
-            await self._kill_marked()
+            await _run_in_thread(kill_marked, self._mark)
 
     def _stop_reading(self) -> None:
         self.stdout.close()
         self.stderr.close()
-
-    async def _kill_marked(self, after: int = 0) -> None:
-        await _run_in_thread(functools.partial(kill_marked, after=after), self._mark)
 
     def _end(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -373,6 +370,8 @@ def _unstartable(command: CommandPayload, error: OSError, path: str) -> Outcome:
     # EACCES may also mean an unreadable directory on the path, without a program of this name in any.
     if error.errno == errno.EACCES and os.sep not in program and shutil.which(program, os.F_OK, path) is None:
         words = "command not found"
+    elif error.errno == errno.ENOENT and os.sep in program and Path(command.cwd or "", program).exists():
+        words = "its interpreter is not found"
     return Failed(error=storable_text(f"{program}: {words}"))
 
 
@@ -406,4 +405,4 @@ def _hint(code: int) -> str:
     """Returns the usual meaning of some exit codes in shells."""
     if code in (126, 127):
         return " (not executable)" if code == 126 else " (command not found)"
-    return f" ({signal_name(code - 128)})" if 128 < code <= 128 + signal.NSIG else ""
+    return f" ({signal_name(code - 128)})" if 128 < code < 128 + signal.NSIG else ""

@@ -48,7 +48,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
                 process.kill()
 
 
-def kill_marked(mark: str, processes: Path = Path("/proc"), after: int = 0) -> int:
+def kill_marked(mark: str, after: int = 0, processes: Path = Path("/proc")) -> int:
     """Kills every process whose mark begins with ``mark``, in any session, and those they start meanwhile.
 
     ``after``: a pid of the last second; only processes that started later are looked at. Returns the number of killed

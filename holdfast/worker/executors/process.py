@@ -375,8 +375,7 @@ class _Child:
             try:
                 self._loop.run_in_executor(None, kill_marked, self._mark)
             except RuntimeError:  # no thread can be started
-                with contextlib.suppress(OSError):
-                    kill_marked(self._mark)
+                kill_marked(self._mark)
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(None)
         self.reaped.set_result(None)

@@ -85,10 +85,8 @@ def is_gone(host: str, pid: int) -> bool:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # the process exists and belongs to another user
-        return False
+    except OSError as error:  # PermissionError: it belongs to another user
+        return isinstance(error, ProcessLookupError)
     return False
 
 

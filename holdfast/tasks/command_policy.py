@@ -41,8 +41,6 @@ STRICT = "strict"
 COMMAND = "command"
 """The task name of command jobs."""
 
-_SWITCHED_OFF = 'command jobs are switched off; set commands = "argv" here and for the workers'
-
 
 class CommandPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A command job's payload."""
@@ -96,7 +94,7 @@ class CommandPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def parse_command(self, payload: str | Mapping[str, object]) -> CommandPayload:
         """Returns the command in ``payload`` (JSON text or object). Invalid names the field that is not allowed."""
         if self.mode == "off":
-            raise Invalid("task", "command", _SWITCHED_OFF)
+            raise Invalid("task", COMMAND, 'command jobs are off; set commands = "argv" here and for the workers')
         command = _decoded(payload)
         self._check_words(command)
         self._check_environment(command.env)

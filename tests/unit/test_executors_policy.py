@@ -49,7 +49,7 @@ def test_a_command_is_read_from_text_or_object() -> None:
 
 
 def test_modes() -> None:
-    with pytest.raises(Invalid, match="switched off"):
+    with pytest.raises(Invalid, match="jobs are off"):
         CommandPolicy().parse_command({"argv": ["ls"]})
     with pytest.raises(Invalid, match="shells are switched off"):
         ARGV.parse_command({"shell": "ls"})

@@ -114,11 +114,10 @@ class CommandRunner:
 class _PreparedCommand:
     """A command with its environment, directory and launcher."""
 
-    def __init__(self, command: CommandPayload, limits: ResourceLimits, environment: dict[str, str], mark: str) -> None:
+    def __init__(self, command: CommandPayload, limits: ResourceLimits, environment: dict[str, str]) -> None:
         self.command = command
         self.limits = limits
         self.environment = environment
-        self.mark = mark
         self.cwd: str | None = None
         self.launch: Launch | None = None
         self.helpers = 0
@@ -134,7 +133,7 @@ class _PreparedCommand:
         job_id: str,
     ) -> _PreparedCommand:
         """Prepares ``command``; resources are added to ``opened``, which is closed after its end."""
-        prepared = cls(command, limits, *mark_environment(policy.environment_for(command), job_id))
+        prepared = cls(command, limits, mark_environment(policy.environment_for(command), job_id)[0])
         if command.cwd is not None:
             prepared.cwd = policy.resolve_directory(command.cwd)
         elif mechanism is not None:
@@ -162,7 +161,7 @@ class _PreparedCommand:
             return subprocess.Popen(
                 self.command.words, env=self.environment, cwd=self.cwd, start_new_session=True, **streams
             )
-        environment = {MARK: self.mark}
+        environment = {MARK: self.environment[MARK]}
         descriptors = self.launch.descriptors
         try:
             return subprocess.Popen(
@@ -263,7 +262,7 @@ class _RunningCommand:
             stdout, stderr = outputs
             with _stdin(prepared.command.stdin) as stdin:
                 process = prepared.start(stdin=stdin, stdout=stdout.writer, stderr=stderr.writer)
-            running = cls(process, prepared.mark, stdout, stderr)
+            running = cls(process, prepared.environment[MARK], stdout, stderr)
             try:
                 when_ended(process, running._end)
                 running.watch = watcher.watch(process, prepared.limits, prepared.helpers)
@@ -284,17 +283,14 @@ class _RunningCommand:
 
     async def finish(self, seconds: float) -> None:
         """Kills what left the session of a command that took ``seconds``. Reads the rest of its output, for a while."""
-        outputs = (self.stdout, self.stderr)
         if self.watch is not None:
             self.watch.close()
         try:
             await _run_in_thread(kill_marked, self._mark, self.process.pid if seconds < 1 else 0)
-            for output in outputs:
+            for output in (self.stdout, self.stderr):
                 if not output.closed.done():
                     output.read()
-            still_open = [output.closed for output in outputs if not output.closed.done()]
-            if still_open:
-                await asyncio.wait(still_open, timeout=_PIPE_CLOSE_TIMEOUT)
+            await asyncio.wait([self.stdout.closed, self.stderr.closed], timeout=_PIPE_CLOSE_TIMEOUT)
         finally:
             self._stop_reading()
 

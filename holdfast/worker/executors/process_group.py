@@ -48,27 +48,23 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
                 process.kill()
 
 
-def kill_marked(mark: str, after: int = 0, processes: Path = Path("/proc")) -> int:
-    """Kills every process whose mark begins with ``mark``, in any session, and those they start meanwhile.
+def kill_marked(mark: str, after: int = 0, processes: Path = Path("/proc")) -> None:
+    """Kills every process whose mark begins with ``mark``, in any session, until none is left or for a bounded time.
 
-    ``after``: a pid of the last second; only processes that started later are looked at. Returns the number of killed
-    processes once they are gone, or after a bounded time. Linux only. Call it from a thread.
+    ``after``: a pid of the last second; only what started later is killed. Linux only. Call it from a thread.
     """
     wanted = f"\0{MARK}={mark}".encode()
-    killed: set[int] = set()
     for _ in range(_PASSES):
-        found = set()
+        found = False
         with contextlib.suppress(OSError):  # no /proc, or no descriptor is free: what has run has its outcome
             for pid in _pids(processes, after):
                 with contextlib.suppress(OSError):
                     if wanted in b"\0" + (processes / str(pid) / "environ").read_bytes():
                         os.kill(pid, signal.SIGKILL)
-                        found.add(pid)
+                        found = True
         if not found:
             break
-        killed |= found
         time.sleep(_PAUSE)
-    return len(killed)
 
 
 def _pids(processes: Path, after: int) -> Iterable[int]:
@@ -92,9 +88,7 @@ def is_gone(host: str, pid: int) -> bool:
 
 def describe_exit(code: int) -> str:
     """Returns a ``Popen.returncode`` as text."""
-    if code >= 0:
-        return f"exit code {code}"
-    return f"killed by {signal_name(-code)}"
+    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
 def signal_name(number: int) -> str:

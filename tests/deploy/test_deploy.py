@@ -177,6 +177,14 @@ def test_every_variable_is_a_setting_and_its_value_is_valid() -> None:
         SETTINGS[known[name]].kind.parse(known[name], value)
 
 
+def test_first_process_of_a_worker_container_reaps_orphans() -> None:
+    """The worker does not: what command jobs leave behind would stay as zombies."""
+    (compose,) = documents(DEPLOY / "compose.yaml")
+    assert compose["services"]["worker"]["init"] is True
+    (share,) = found(documents(DEPLOY / "kubernetes" / "worker.yaml"), "shareProcessNamespace")
+    assert share is True
+
+
 def test_every_supervisor_waits_longer_than_the_grace_period() -> None:
     waits = [
         Settings.load(environ={}, grace=each).grace.total_seconds()

@@ -106,10 +106,16 @@ def _with_ids(named: Mapping[str, NewJob], batch_id: str, *, derive_all: bool) -
     Without ``derive_all`` only a draft that is given again, say on success and on failure, gets another id.
     """
     ids: dict[str, str] = {}
+    taken: set[str] = set()
     found: list[NewJob] = []
     for name, job in named.items():
-        if job.has_client_id and job.id in ids and job.batch != batch_id:  # the store would take it for that one
-            raise Invalid(f"on_{name.split()[0]}", job.id, "give each callback an id of its own", "is another's id")
+        unique = None if job.unique is None else job.unique.key
+        keys = [job.key, unique, job.id if job.has_client_id else None]
+        shared = [each for each in keys if each is not None and each in taken]
+        if shared and job.batch != batch_id and not job.is_batch:  # the store would take it for the other one
+            remedy = "give each callback an id and a key of its own"
+            raise Invalid(f"on_{name.split()[0]}", shared[0], remedy, "is that of another job of the batch")
+        taken.update(each for each in (job.id, *keys) if each is not None)
         derives = not job.has_client_id and (derive_all or job.id in ids)
         job_id = derive_id(batch_id, name) if derives else job.id
         ids.setdefault(job.id, job_id)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.app.handle import JobHandle, refused_state
 from holdfast.app.registration import TaskRegistration
 from holdfast.core.batches import BATCH_TASK
-from holdfast.core.encryption import require_decrypted
+from holdfast.core.encryption import key_id_of, require_decrypted
 from holdfast.core.errors import Conflict, DecryptionFailed, Invalid
 from holdfast.core.faults import FAULTS_TASK
 from holdfast.core.ids import check_id, new_id
@@ -118,7 +118,8 @@ class JobEditing(TaskRegistration):
     def _checked_payload(self, job: Job, payload: Mapping[str, Any]) -> str:
         if not isinstance(payload, Mapping):
             raise Invalid("payload", payload, "give an object: the arguments by name")
-        require_decrypted(job.payload, f"the payload of job {job.id}")  # unreadable arguments are not replaced
+        if self.codec is None or key_id_of(job.payload) is not None:  # damaged arguments may be replaced
+            require_decrypted(job.payload, f"the payload of job {job.id}")
         text = encode_payload(payload, self.settings.payload_limit)
         registered = self.registry.get(job.task)
         if registered is not None:

@@ -41,7 +41,7 @@ class BlockingView:
             thing = self._thing
             if not hasattr(thing, name):
                 return getattr(thing, name)  # raises its error, which may name what to write here
-            hint = _HINTS.get(name, f"it does not wait: use .{name} itself, without .sync before it")
+            hint = _HINTS.get(name, f"use .{name} itself, without .sync before it")
             raise AttributeError(f"{type(thing).__name__} has no async method {name!r} to block on; {hint}")
 
 

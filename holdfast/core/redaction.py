@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.encryption import is_encrypted
+from holdfast.core.encryption import MARKER, is_encrypted, key_id_of
 from holdfast.core.job_logs import LogLine
 from holdfast.core.lifecycle import MAX_ERROR_LENGTH
 from holdfast.core.models import Attempt, Job, Step
@@ -124,7 +124,10 @@ class Redaction:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return json.dumps(REDACTED)  # corrupt: its fields cannot be parsed
-        return json.dumps(_without(value, paths, hidden), ensure_ascii=False, separators=(",", ":"))
+        shown = _without(value, paths, hidden)
+        if isinstance(shown, dict) and key_id_of(text) is not None:
+            shown[MARKER] = value[MARKER]
+        return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
 
     def _error(self, text: str, quoted: Sequence[str] | None) -> str:
         """Returns an error text with quotations of hidden values replaced."""

@@ -267,7 +267,7 @@ async def test_a_known_id_is_stored_once(store: Store, keys: Keys) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["ready", "schedule", "steps", "job", "job:other"])
+@pytest.mark.parametrize("name", ["ready", "schedule", "steps", "job", "job:other", "ready%405"])
 def test_prefix_under_a_key_of_another_store_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="url: prefix="):
         open_store(f"redis://localhost/0?prefix=app:{name}:")

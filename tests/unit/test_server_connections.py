@@ -8,7 +8,7 @@ import time
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.stores.common.server_store import ConnectBackoff
 from holdfast.stores.connections.redis import RedisPool
 from holdfast.stores.connections.redis_protocol import RedisConnection
@@ -89,7 +89,7 @@ async def test_refused_connection_leaves_the_idle_ones_open(monkeypatch: pytest.
 
 
 async def test_sentinels_are_asked_again_after_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = RedisPool(parse_server("redis+sentinel://127.0.0.1:1/main")[0], "")
+    pool = RedisPool(parse_server("redis+sentinel://127.0.0.1:1/main")[0], "", retry_for=0)
     asked: list[int] = []
 
     async def find_primary() -> tuple[str, int]:
@@ -98,10 +98,16 @@ async def test_sentinels_are_asked_again_after_a_failed_connection(monkeypatch: 
 
     monkeypatch.setattr(pool, "_find_primary", find_primary)
     for _ in range(2):
-        with pytest.raises(RedisConnectionError):
-            await pool.connect()
+        pool._backoff.connect_at = 0.0
+        with pytest.raises(Unavailable):
+            await pool.run_command("PING")
 
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("url", ["redis://host:/0", "unix:///run/a%40b.sock", "redis://[::1]:1/0"])
+def test_unusual_addresses_are_read(url: str) -> None:
+    assert parse_server(url)[0].kind == "direct"
 
 
 @pytest.mark.parametrize(

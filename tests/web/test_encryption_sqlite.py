@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.encryption import encrypt_text, job_context, result_context
+from holdfast.core.encryption import encrypt_text, job_context, key_id_of, result_context
 from holdfast.core.ids import new_id
 from holdfast.integrations.cryptography import AesGcmCodec, new_key
 from tests.console.visitor import Visitor
@@ -103,6 +103,8 @@ def test_redaction_hides_readable_arguments_without_the_key_and_beside_a_forged_
             assert not any(word in text for word in ("north", WORD) for text in (found, hidden))
         assert keyed.get(f"/v1/jobs/{job_id}")["payload"] == dict.fromkeys(given, "[redacted]")
         assert whole.get(f"/v1/jobs/{job_id}")["payload"] == "[redacted]"
+    with Api(url, redacted="payload.*") as each:
+        assert key_id_of(json.dumps(each.get(f"/v1/jobs/{job_id}")["payload"])) == "2030-01"
 
 
 def test_console_has_a_placeholder_without_the_key(tmp_path: Path) -> None:

@@ -215,8 +215,14 @@ async def test_callback_with_the_id_of_another_job_of_its_batch_is_refused(app: 
     others = {"another callback": tasks.callback.options(id=own).new_job("success"), "the same callback": callback}
     async with harness(app):
         for batch_id in (None, new_id()):
-            with pytest.raises(Invalid, match=rf"^on_end: '{own}' is another's id; give each callback an id of its"):
+            with pytest.raises(
+                Invalid, match=rf"^on_end: '{own}' is that of another job of the batch; give each callback"
+            ):
                 await app.enqueue_batch([member], on_success=others.get(given, ()), on_end=callback, id=batch_id)
+        assert await app.count() == 0
+        keyed = tasks.callback.options(key="done").new_job("end")
+        with pytest.raises(Invalid, match=r"^on_failure: 'done' is that of another job of the batch"):
+            await app.enqueue_batch([tasks.member.new_job("a")], on_success=keyed, on_failure=keyed)
         assert await app.count() == 0
         twice = tasks.callback.new_job("twice")
         await app.enqueue_batch([member], on_success=twice, on_end=twice)

@@ -253,6 +253,8 @@ async def test_program_without_the_key_changes_no_arguments(home: str, codec: Co
     async with harness(_app(home, HAS_OLD)) as harnessed:
         await harnessed.run_until_idle()
     waiting_id, plain_id = await _submit(home, HAS_OLD), await _submit(home, None)
+    async with Holdfast(home) as other:
+        damaged_id = (await other.enqueue("elsewhere", {"$encrypted": 1})).id
     keyless = _app(home, codec)
     async with keyless:
         stored = await keyless.get(waiting_id)
@@ -274,6 +276,7 @@ async def test_program_without_the_key_changes_no_arguments(home: str, codec: Co
         assert (await keyless.edit(plain_id, payload={"to": "eve"})).decode_arguments() == {"to": "eve"}
     async with _app(home, ROTATED) as keyed:
         assert (await keyed.edit(waiting_id, payload={"to": "bob"})).decode_arguments() == {"to": "bob"}
+        assert (await keyed.edit(damaged_id, payload={"to": "bob"})).decode_arguments() == {"to": "bob"}
 
 
 @pytest.mark.parametrize("codec", [HAS_NEW, None], ids=["another key", "no codec"])

@@ -21,7 +21,7 @@ from holdfast.stores.common.requests import jobs_of_topics
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0  # for a store to close in the event loop of another thread
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{1,5})?")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{0,5})?")
 CONNECT_BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries to connect, before jitter
 _UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\S*\s*(?:certificate verify failed: )?([^(]*[^(. ])")
 _BAD_FILES = re.compile(r"PEM lib|X509:|KEY_VALUES")
@@ -87,8 +87,8 @@ def split_server_url(url: str, form: str, field: str = "url") -> SplitResult:
     behind = "" if parts is None else parts.path + parts.query
     if parts is None or parts.fragment or "@" in behind or not all(map(_HOST.fullmatch, hosts.split(","))):
         raise ConfigError(
-            f"{field}: it cannot be read as {form}; percent-encode : / ? # @ in user "
-            "and password (as %3A %2F %3F %23 %40)"
+            f"{field}: it cannot be read as {form}; percent-encode : / ? # @ in user and password (as %3A %2F %3F %23 "
+            "%40), and @ in path and parameters"
         )
     return parts
 

@@ -123,11 +123,7 @@ class RedisPool:
         given = {**self.server.options, **options}
         if "path" not in given:
             given["host"], given["port"] = await self._primary()
-        try:
-            return await _connected(given, self._connect_in, on_message)
-        except _UNREACHABLE:
-            self._target = None
-            raise
+        return await _connected(given, self._connect_in, on_message)
 
     @property
     def _connect_in(self) -> float:
@@ -332,6 +328,7 @@ class RedisPool:
                     on_uncertain()
                 raise
             except _UNREACHABLE as error:
+                self._target = None
                 if on_uncertain is not None:
                     on_uncertain()
                 self._check_tls(error)

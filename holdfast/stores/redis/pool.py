@@ -224,8 +224,8 @@ def _keys(own: dict[str, str], kind: str) -> tuple[str, ...]:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", namespace):
         raise ConfigError(f"url: namespace={namespace!r} is not valid; give 1 to 64 of A-Z a-z 0-9 . _ -")
     prefix = own.get("prefix", "{" + namespace + "}:")
-    taken = {*OWN_NAMES, *_CHANNELS}
-    if not prefix or not prefix.isprintable() or len(prefix) > 100 or (taken | {*_NAMES}) & {*prefix.split(":")[1:]}:
+    taken, parts = {*OWN_NAMES, *_CHANNELS}, {each.partition("@")[0] for each in prefix.split(":")[1:]}
+    if not prefix or not prefix.isprintable() or len(prefix) > 100 or parts & {*_NAMES, *taken}:
         remedy = "give 1 to 100 printable characters, without a name of a key of ours after a colon"
         raise ConfigError(f"url: prefix={prefix!r} is not valid; {remedy}")
     if kind == "cluster" and not re.search(r"\{[^}]+\}", prefix):

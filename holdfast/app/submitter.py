@@ -23,7 +23,6 @@ from holdfast.app.batches import Batch, check_waits, parse_batch
 from holdfast.app.handle import check_drafts
 from holdfast.app.workflows import After, check_circles, parse_dependencies
 from holdfast.core.batches import BATCH_TASK
-from holdfast.core.dependencies import Dependency
 from holdfast.core.encryption import Codec, is_encrypted, require_decrypted
 from holdfast.core.errors import Conflict, HoldfastError, Invalid, Unavailable
 from holdfast.core.events import Events, JobCreated, JobDuplicate
@@ -222,8 +221,8 @@ class Submitter:
         async def submit(batch: list[NewJob]) -> None:
             try:
                 answers.extend(await send_next(batch))
-            except (Conflict, Unavailable) as error:
-                if answers:
+            except HoldfastError as error:
+                if answers and within is None:
                     error.stored = [*stored_ids(answers), *(error.stored or [None] * len(batch))]
                 raise
 
@@ -416,12 +415,14 @@ def follow_answers(submit: _Submit) -> _Submit:
     another, by its key, waits for that one."""
     aliases: dict[str, str] = {}
 
-    def follow_alias(each: Dependency) -> Dependency:
-        return msgspec.structs.replace(each, job_id=aliases.get(each.job_id, each.job_id))
+    def follow_aliases(job: NewJob) -> NewJob:
+        found = [(each, aliases.get(each.job_id, job.id)) for each in job.after]
+        after = [msgspec.structs.replace(each, job_id=alias) if alias != job.id else each for each, alias in found]
+        return msgspec.structs.replace(job, after=tuple(after)) if after else job
 
     async def submit_next(jobs: Sequence[NewJob]) -> list[Submitted]:
         if aliases:
-            jobs = [msgspec.structs.replace(job, after=tuple(map(follow_alias, job.after))) for job in jobs]
+            jobs = [*map(follow_aliases, jobs)]
         answers = await submit(jobs)
         pairs = zip(jobs, answers, strict=True)
         aliases.update((job.id, answer.job_id) for job, answer in pairs if answer.job_id != job.id)

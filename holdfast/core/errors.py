@@ -40,15 +40,20 @@ def quote_value(value: object) -> str:
 
 
 class HoldfastError(Exception):
-    """Base of every error of this module."""
+    """Base of every error of this module.
+
+    ``stored``: if jobs were stored before the error was found, the ids of all jobs that were sent in order, and None
+    for each job that is not known to be stored.
+    """
 
     exit_code = 1
     http_status = 500
     code = "internal"
+    stored: Sequence[str | None] = ()
 
 
 class Invalid(HoldfastError):
-    """A value that is refused. Nothing was stored or changed."""
+    """A value that is refused. Nothing was stored or changed, except jobs in ``stored``."""
 
     exit_code = 2
     http_status = 422
@@ -114,15 +119,10 @@ class InvalidId(Invalid, NotFound):
 
 
 class Conflict(HoldfastError):
-    """The state of the job, schedule or limit does not allow the operation.
-
-    ``stored``: if jobs were stored before the conflict was found, the ids of all in order as far as they were sent,
-    None for jobs that were not stored.
-    """
+    """The state of the job, schedule or limit does not allow the operation."""
 
     http_status = 409
     code = "conflict"
-    stored: Sequence[str | None] = ()
 
 
 class LeaseLost(Conflict):
@@ -134,14 +134,12 @@ class LeaseLost(Conflict):
 class Unavailable(HoldfastError):
     """The store cannot be reached, is busy or full, or a name or port of a worker is taken. Try again later.
 
-    ``stored``: as in ``Conflict``, if a part of a batch is known to be stored.
     ``outcome``: what is known about the effect of the call, without the location of the store.
     """
 
     exit_code = 75
     http_status = 503
     code = "unavailable"
-    stored: Sequence[str | None] = ()
     affects_all = True
     """True if every other call fails for the same cause now."""
 
@@ -161,7 +159,7 @@ class StoreReplaced(Unavailable):
 
 
 class QueueFull(HoldfastError):
-    """A limit allows no more unstarted jobs. Nothing was stored; trying again later is right.
+    """A limit allows no more unstarted jobs. Trying again later is right, without the jobs in ``stored``.
 
     ``bounded``: what is full, as `LimitTable.find_depths` names it.
     """

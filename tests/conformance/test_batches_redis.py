@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,9 +17,10 @@ from holdfast.core.errors import Conflict, Invalid, Unavailable
 from holdfast.core.ids import as_ulid, new_id
 from holdfast.core.models import JobFilter, JobState, NewJob, Options, Reason
 from holdfast.stores.base import Store
-from holdfast.stores.connections.redis import RedisConnection
+from holdfast.stores.connections.redis import RedisConnection, Script
 from holdfast.stores.connections.redis_protocol import Argument
 from holdfast.stores.redis.claiming import MAX_PER_SCRIPT
+from holdfast.stores.redis.pool import NamespacePool
 from holdfast.stores.redis.queueing import RedisQueueing
 from holdfast.stores.redis.submission import encode_stages, find_related
 from tests.conformance.support import (
@@ -270,3 +272,63 @@ async def test_batches_are_stored_as_ulids_and_reported_as_uuids(home: str, keys
     assert progress is not None
     assert progress.ended == 1
     await opener.close()
+
+
+async def test_bad_input_in_the_last_part_stores_nothing(store: Store) -> None:
+    batch = new_batch()
+    late = new_job(run_at_us=9 * 10**18, options=Options(batch=batch.id))
+    with pytest.raises(Invalid, match="run_at"):
+        await put(store, batch, *[member(batch.id) for _ in range(2 * MAX_PER_SCRIPT)], late)
+    assert await store.query.count(JobFilter()) == 0
+
+
+async def test_batch_that_goes_between_its_parts_is_not_taken_for_stored(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = new_job(BATCH_TASK, is_batch=True, has_client_id=True)
+    callback = new_job(after=(Dependency(batch.id, Condition.SUCCESS),))
+    jobs = [batch, callback, *[member(batch.id) for _ in range(MAX_PER_SCRIPT)]]
+    run_each = NamespacePool.run_each
+
+    async def run_and_delete(pool: NamespacePool, script: Script, calls: Any, **options: Any) -> list[Any]:
+        replies = await run_each(pool, script, calls, **options)
+        monkeypatch.setattr(NamespacePool, "run_each", run_each)
+        assert (await store.admin.cancel([batch.id])).changed
+        assert (await store.admin.delete([batch.id])).changed
+        return replies
+
+    checked = RedisQueueing._check_related
+
+    async def check(queueing: RedisQueueing, jobs: Sequence[NewJob]) -> None:
+        await checked(queueing, jobs)
+        monkeypatch.setattr(NamespacePool, "run_each", run_and_delete)
+
+    monkeypatch.setattr(RedisQueueing, "_check_related", check)
+    with pytest.raises(Conflict):
+        await put(store, *jobs)
+    monkeypatch.setattr(RedisQueueing, "_check_related", checked)
+    assert await store.query.get(batch.id) is None
+
+
+async def test_lost_answer_to_a_later_part_leaves_the_earlier_answers_as_they_were(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [new_job(key="0")]
+    while len(jobs) < 2 * MAX_PER_SCRIPT:
+        jobs.append(new_job(key=str(len(jobs)), after=(Dependency(jobs[-1].id, Condition.SUCCESS),)))
+    await put(store, *jobs)
+    ask_each, asked = RedisConnection.ask_each, []
+
+    async def lose_the_second(connection: RedisConnection, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        replies = await ask_each(connection, commands)
+        if any(len(command) > 3 * MAX_PER_SCRIPT for command in commands):
+            asked.append(commands)
+            if len(asked) == 2:
+                raise ConnectionResetError("the answer is lost")
+        return replies
+
+    monkeypatch.setattr(RedisQueueing, "_check_related", lambda *_: asyncio.sleep(0))
+    monkeypatch.setattr(RedisConnection, "ask_each", lose_the_second)
+    answers = await store.queueing.submit(jobs)
+    assert len(asked) == 3
+    assert not any(answer.created for answer in answers[:MAX_PER_SCRIPT])

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast import Holdfast, JobHandle, JobState, chain_jobs
 from holdfast.app.submitter import Submitter
-from holdfast.core.errors import Conflict, Invalid, TooLarge, Unavailable
+from holdfast.core.errors import Conflict, HoldfastError, Invalid, QueueFull, TooLarge, Unavailable
 from holdfast.core.ids import new_id
 from holdfast.core.limits import Limit
 from holdfast.core.models import NewJob, Submitted
@@ -289,8 +289,14 @@ def test_a_result_is_no_longer_than_the_limit(tmp_path: Path) -> None:
     assert asyncio.run(run()) == [(JobState.SUCCEEDED, None), (JobState.DEAD, "result")]
 
 
-@pytest.mark.parametrize("parts", [[3], []], ids=["a part of it is stored", "nothing of it is stored"])
-def test_failed_batch_tells_what_earlier_ones_have_stored(app: Holdfast, parts: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [(Unavailable, [3]), (Unavailable, []), (QueueFull, [])],
+    ids=["a part of it is stored", "nothing of it is stored", "it is refused"],
+)
+def test_failed_batch_tells_what_earlier_ones_have_stored(
+    app: Holdfast, kind: type[HoldfastError], parts: list[int]
+) -> None:
     class Full:
         def __init__(self) -> None:
             self.queueing = self
@@ -300,7 +306,7 @@ def test_failed_batch_tells_what_earlier_ones_have_stored(app: Holdfast, parts: 
             await asyncio.sleep(0)
             if jobs[0] is drafts[0]:
                 return [Submitted(job.id, created=job.key is None) for job in jobs]
-            error = Unavailable("it is full")
+            error = kind("it is full")
             error.stored = [job.id if number in parts else None for number, job in enumerate(jobs)] if parts else ()
             raise error
 
@@ -309,7 +315,7 @@ def test_failed_batch_tells_what_earlier_ones_have_stored(app: Holdfast, parts: 
 
     drafts = [app.draft_job("work", {}, key="k" if number == 2 else None) for number in range(12)]
     submitter = Submitter(opened, lambda: app.settings, app.events)
-    with pytest.raises(Unavailable) as error:
+    with pytest.raises(kind) as error:
         asyncio.run(submitter.submit_many(drafts, 5))
     assert [number for number, job_id in enumerate(error.value.stored) if job_id] == [0, 1, 3, 4, *[8 for _ in parts]]
     assert len(error.value.stored) == 10

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, Unavailable
@@ -111,26 +111,31 @@ class RedisQueueing:
                 await self._run_submission("submit_fast", parts, sent)
         except Unavailable as error:
             outcome = perhaps_stored(error) if sent.is_uncertain else error
-            if any(isinstance(reply, list) for reply in sent.replies):
-                outcome.stored = stored_ids(self._answers(parts, sent))
+            if sent.answers or any(isinstance(reply, list) for reply in sent.replies):
+                outcome.stored = stored_ids(self._known_answers(jobs, sent))
             raise outcome from error.__cause__
         finally:  # a part may be stored though another was refused
             self._notifications.notify_done({f"queue:{job.queue}" for job in jobs})
-        return self._answers(parts, sent)
+        return sent.answers
 
     async def _check_related(self, jobs: Sequence[NewJob]) -> None:
         """Raises what a part of a submission would be refused for, before the first is stored."""
         batches = [job.id for job in jobs if job.is_batch]
         encode = partial(encode_submission, aliases={}, in_one_piece=True, earlier_batches=batches, only_checks=True)
+        for part in split_parts(jobs, MAX_PER_SCRIPT):
+            encode(part)  # raises Invalid before any of them is sent
         checks = [*map(encode, split_parts(find_related(jobs), MAX_PER_SCRIPT))]
         for reply in filter(None, checks and await self._pool.run_each(self._scripts["submit"], checks)):
             raise refused_submission(reply)
 
     async def _run_submission(self, script: str, parts: Sequence[Sequence[NewJob]], sent: _Sent) -> None:
-        sent.answered, aliases = [], dict[str, str]()
+        sent.answers, aliases, left = [], dict[str, str](), [*parts]
         for calls in encode_stages(parts, script, aliases, in_one_piece=self._pool.address.in_one_piece):
-            stage = parts[len(sent.answered) :][: len(calls)]
-            replies = await self._pool.run_each(
+            if sent.answers:
+                sent.is_uncertain = False
+            stage, left = left[: len(calls)], left[len(calls) :]
+            sent.stage, sent.replies = stage, []
+            sent.replies = await self._pool.run_each(
                 self._scripts[script],
                 calls,
                 on_uncertain=sent.mark_uncertain,
@@ -138,18 +143,23 @@ class RedisQueueing:
                 extra_time=find_extra_time(sum(map(len, stage)), sum(len(job.payload) for job in chain(*stage))),
                 must_confirm=True,
             )
-            sent.read_replies(replies)
-            for part, reply in zip(stage, replies, strict=True):
+            for reply in sent.replies:
                 if isinstance(reply, bytes):
-                    raise refused_submission(reply, self._answers(parts, sent))
-                pairs = zip(part, reply, strict=False)
-                aliases |= {job.id: each.decode().removeprefix("+") for job, each in pairs if isinstance(each, bytes)}
-            sent.answered = sent.replies
+                    raise refused_submission(reply, self._known_answers([*chain(*parts)], sent))
+            answers = self._stage_answers(sent)
+            pairs = zip(chain(*stage), answers, strict=True)
+            aliases |= {job.id: answer.job_id for job, answer in pairs if not answer.created}
+            sent.answers += answers
 
-    def _answers(self, parts: Sequence[Sequence[NewJob]], sent: _Sent) -> list[Submitted]:
-        """Outcome of each job; a part that was refused, or not sent, is not stored."""
+    def _known_answers(self, jobs: Sequence[NewJob], sent: _Sent) -> list[Submitted]:
+        """Outcome of each job of a submission that has failed; a part that was not sent is not stored."""
+        known = sent.answers + self._stage_answers(sent)
+        return known + [Submitted(job.id, created=False) for job in jobs[len(known) :]]
+
+    def _stage_answers(self, sent: _Sent) -> list[Submitted]:
+        """Outcome of each job of the latest stage whose reply is known; a part that was refused is not stored."""
         answers: list[Submitted] = []
-        for part, reply in zip(parts, chain(sent.replies, repeat(None)), strict=False):
+        for part, reply in zip(sent.stage, sent.replies, strict=False):
             if not isinstance(reply, list):
                 answers += [Submitted(job.id, created=False) for job in part]
                 continue
@@ -402,16 +412,17 @@ class _Sent:
 
     def __init__(self) -> None:
         self.is_uncertain = False
-        self.answered: list[Any] = []  # replies to the parts that were sent before the latest ones
-        self.replies: list[Any] = []  # these, and to each part of the latest try, errors among them; none if cut off
+        self.answers: list[Submitted] = []  # of all stages but the latest, which may be under way
+        self.stage: Sequence[Sequence[NewJob]] = ()
+        self.replies: list[Any] = []  # to each part of its latest try, errors among them; none where it was cut off
 
     def mark_uncertain(self) -> None:
         """Notes a try with an unknown result: an id that is already stored counts as stored by that try."""
-        self.is_uncertain, self.replies = True, self.answered
+        self.is_uncertain, self.replies = True, []
 
     def read_replies(self, replies: list[Any]) -> None:
         """Notes the replies to each part of the latest try; some may be errors."""
-        self.replies = self.answered + replies
+        self.replies = replies
 
 
 def _released(job_id: str, claims: int, worker: str) -> Settlement:

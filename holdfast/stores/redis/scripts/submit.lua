@@ -460,11 +460,13 @@ end
 
 -- The first batch that is neither stored nor an earlier job, after "missing ", whose id another job has, after "other ", or
 -- that has ended and would get a new member, after "ended ". A member with a key is none if another stands for it: with its
--- batch, it counts as repeated.
+-- batch, it counts as repeated. A batch of an earlier part may be gone by now.
 local function find_refused_batch(from)
-    local refused
+    local refused, here = nil, {}
+    local only_checks = string.match(ARGV[from], '^%S*c')
     each_job(from, function(n, _, is_extended)
         local is_batch, batch, is_own = relation_of(n, is_extended)
+        here[is_batch and ARGV[n] or ''] = true
         if is_batch and exists(ARGV[n]) and not read_fields(ARGV[n], 'members') then
             refused = refused or 'other ' .. ARGV[n]
         end
@@ -473,7 +475,7 @@ local function find_refused_batch(from)
         end
         local state, members = read_fields(batch, 'state', 'members')
         local is_repeated = is_own and (ARGV[n + 2] ~= '' or ARGV[n + 6] ~= '')
-        if not members and not is_own then
+        if not members and not (is_own and (here[batch] or only_checks)) then
             refused = refused or 'missing ' .. batch
         elseif ENDED_STATES[state or ''] and not is_repeated
             and safe_call('HEXISTS', dependencies_key(batch), ARGV[n]) == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.application import Application
 from holdfast.core.ids import new_id
-from holdfast.core.job_logs import NewLine, Record
+from holdfast.core.job_logs import LogBatch, NewLine
 from holdfast.core.models import Job, JobState, NewJob, Reason, Settlement
 from holdfast.core.workers import WorkerHeartbeat
 from holdfast.stores.base import ClaimRequest, Store
@@ -108,7 +108,7 @@ async def _add_story(store: Store) -> str:
         [claimed] = (await store.queueing.claim(request)).jobs
         numbers = range(1, _STORY_LINES // _STORY_ATTEMPTS + 1)
         lines = [NewLine(number, timedelta(0), "info", f"fetched page {number}") for number in numbers]
-        await store.queueing.append_logs([Record(claimed.lease, lines)])
+        await store.queueing.append_logs([LogBatch(claimed.lease, lines)])
         await store.queueing.settle([fail_job(claimed, attempt, is_last=attempt == _STORY_ATTEMPTS)])
     return job.id
 

@@ -122,7 +122,7 @@ def test_lack_of_memory_is_an_error_of_the_library(tmp_path: Path) -> None:
     assert ended.stdout.endswith("later\n")
 
 
-@pytest.mark.parametrize("look", ["check_side_files", "log_has_frame"])
+@pytest.mark.parametrize("look", ["check_side_files", "wal_has_frame"])
 async def test_committed_call_succeeds_where_files_cannot_be_looked_at(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, look: str
 ) -> None:

@@ -235,6 +235,12 @@ class Submitter:
                     await under_way
                 under_way = asyncio.create_task(submit(batch))
                 await asyncio.sleep(0)  # it leaves before the next one is made
+        except HoldfastError as error:  # perhaps of the source of the jobs
+            if under_way is not None:
+                await asyncio.wait([under_way])
+            if answers and within is None:
+                error.stored = error.stored or stored_ids(answers)
+            raise
         finally:
             if under_way is not None:
                 await under_way

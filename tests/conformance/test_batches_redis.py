@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from holdfast.core.batches import BATCH_TASK
 from holdfast.core.clock import ManualClock
 from holdfast.core.dependencies import Condition, Dependency
-from holdfast.core.errors import Conflict, Invalid, Unavailable
+from holdfast.core.errors import ConfigError, Conflict, Invalid, Unavailable
 from holdfast.core.ids import as_ulid, new_id
 from holdfast.core.models import JobFilter, JobState, NewJob, Options, Reason
 from holdfast.stores.base import Store
@@ -332,3 +332,19 @@ async def test_lost_answer_to_a_later_part_leaves_the_earlier_answers_as_they_we
     answers = await store.queueing.submit(jobs)
     assert len(asked) == 3
     assert not any(answer.created for answer in answers[:MAX_PER_SCRIPT])
+
+
+async def test_error_in_a_later_stage_tells_what_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, run_each, calls = new_batch(), NamespacePool.run_each, []
+    jobs = [batch, *[member(batch.id) for _ in range(MAX_PER_SCRIPT)]]
+
+    async def refuse_the_second(pool: NamespacePool, script: Script, parts: Any, **options: Any) -> list[Any]:
+        calls.append(parts)
+        if len(calls) == 2:
+            raise ConfigError("the rights are gone")
+        return await run_each(pool, script, parts, **options)
+
+    monkeypatch.setattr(NamespacePool, "run_each", refuse_the_second)
+    with pytest.raises(ConfigError) as error:
+        await store.queueing.submit(jobs)
+    assert error.value.stored == [*[job.id for job in jobs[:MAX_PER_SCRIPT]], None]

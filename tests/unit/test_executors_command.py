@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -269,9 +270,36 @@ def test_killing_goes_on_until_no_marked_process_is_left(
     monkeypatch.setattr(os, "kill", kill)
     start(201, "other")
     start(202, "mine")
-    process_group.kill_marked("mine-", after, tmp_path)
+    process_group.kill_marked("mine-", after, processes=tmp_path)
     assert killed == [(pid, signal.SIGKILL) for pid in range(202, 207)]
     assert (tmp_path / "201").exists()
+
+
+@pytest.mark.parametrize("text", [None, "", "one"], ids=["hidden", "empty", "no number"])
+def test_marked_processes_are_found_where_the_latest_pid_is_not_told(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "loadavg").write_text(text)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: (killed.append(pid), shutil.rmtree(tmp_path / str(pid))))
+    for pid, number in {201: 1, 202: 20, 203: 3}.items():
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "environ").write_bytes(f"{process_group.MARK}=job-{number}-a\0".encode())
+    process_group.kill_marked("job-", after=100, below=20, processes=tmp_path)
+    assert sorted(killed) == [201, 203]
+
+
+@on_both_loops
+async def test_outcome_does_not_wait_for_the_threads_of_handlers() -> None:
+    may_end, loop = threading.Event(), asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, may_end.wait)
+    try:
+        assert isinstance(await asyncio.wait_for(run(text="exit 0"), 30), Succeeded)
+    finally:
+        may_end.set()
+        await busy
 
 
 NASTY = {

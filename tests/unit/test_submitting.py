@@ -322,6 +322,20 @@ def test_failed_batch_tells_what_earlier_ones_have_stored(
     assert all(job_id in (None, job.id) for job_id, job in zip(error.value.stored, drafts, strict=False))
 
 
+def test_error_of_the_source_tells_what_earlier_batches_have_stored(app: Holdfast) -> None:
+    def drafts() -> Iterator[NewJob]:
+        yield from (app.draft_job("work", {"n": number}) for number in range(7))
+        yield app.draft_job("work", {}, max_attempts=0)
+
+    async def submit() -> int:
+        async with app:
+            with pytest.raises(Invalid, match="max_attempts") as error:
+                await app.enqueue_many(drafts(), batch_size=3)
+            return len([job_id for job_id in error.value.stored if job_id])
+
+    assert asyncio.run(submit()) == 6
+
+
 # ── streams ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def endless(app: Holdfast, drawn: list[int]) -> Iterator[NewJob]:
     for number in itertools.count():

@@ -10,6 +10,7 @@ frozen, or a network that swallows everything, refuses no connection.
 from __future__ import annotations
 
 import asyncio
+import configparser
 import os
 import random
 import re
@@ -151,7 +152,12 @@ def _joined(place: str, path: str, options: Mapping[str, str]) -> str:
 def _check_service(name: str) -> None:
     """Raises `ConfigError` for a service that no file defines: the driver would ignore it and connect elsewhere."""
     file = Path(os.environ.get("PGSERVICEFILE") or Path.home() / ".pg_service.conf")
-    if not file.is_file() or not re.search(rf"^\[{re.escape(name)}\]", file.read_text(encoding="utf-8"), re.MULTILINE):
+    parser = configparser.ConfigParser()
+    try:
+        parser.read(file)
+    except (configparser.Error, ValueError) as error:
+        raise ConfigError(f"url: service={name!r}: {file} cannot be read: {one_line(error)}") from error
+    if name not in parser.sections():
         raise ConfigError(f"url: service={name!r}: {file} does not define it")
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.core.batches import BatchProgress, BatchRefused, missing_batch
 from holdfast.core.dependencies import describe_failed_dependency, missing_dependency
 from holdfast.core.error_groups import FailedJob
-from holdfast.core.errors import Conflict, Invalid, Unavailable
+from holdfast.core.errors import HoldfastError, Invalid
 from holdfast.core.ids import as_ulid, parse_id
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.job_logs import LogBatch, LogPage
@@ -113,7 +113,7 @@ class UlidQueueing(ForwardingQueueing):
         try:
             with _reading_refusals():
                 answers = await self._inner.submit([_encode_job(job) for job in jobs])
-        except (Conflict, Unavailable) as error:
+        except HoldfastError as error:
             error.stored = [job_id and decode_id(job_id) for job_id in error.stored]
             raise
         return [replace(answer, job_id=decode_id(answer.job_id)) for answer in answers]

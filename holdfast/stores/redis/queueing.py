@@ -109,10 +109,10 @@ class RedisQueueing:
             await self._run_submission(script, parts, sent)
             if script == "submit_one" and sent.replies == [[0]]:
                 await self._run_submission("submit_fast", parts, sent)
-        except Unavailable as error:
-            outcome = perhaps_stored(error) if sent.is_uncertain else error
-            if sent.answers or any(isinstance(reply, list) for reply in sent.replies):
-                outcome.stored = stored_ids(self._known_answers(jobs, sent))
+        except HoldfastError as error:
+            outcome = perhaps_stored(error) if sent.is_uncertain and isinstance(error, Unavailable) else error
+            stored = stored_ids(self._known_answers(jobs, sent))
+            outcome.stored = stored if any(stored) else error.stored
             raise outcome from error.__cause__
         finally:  # a part may be stored though another was refused
             self._notifications.notify_done({f"queue:{job.queue}" for job in jobs})
@@ -150,6 +150,7 @@ class RedisQueueing:
             pairs = zip(chain(*stage), answers, strict=True)
             aliases |= {job.id: answer.job_id for job, answer in pairs if not answer.created}
             sent.answers += answers
+            sent.stage = ()
 
     def _known_answers(self, jobs: Sequence[NewJob], sent: _Sent) -> list[Submitted]:
         """Outcome of each job of a submission that has failed; a part that was not sent is not stored."""

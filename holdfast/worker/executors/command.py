@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,7 +80,7 @@ class CommandRunner:
         ``Released``: this worker could not start it, for lack of descriptors, processes or memory.
         """
         if job_id and claims > 1:
-            await _run_in_thread(kill_marked, f"{job_id}-")
+            await _run_in_thread(kill_marked, f"{job_id}-", 0, claims)
         started = time.monotonic()
         try:
             command = policy.parse_command(payload)
@@ -97,7 +99,7 @@ class CommandRunner:
                 return _release_command("put up the sandbox of", getattr(error, "strerror", None) or str(error))
         async with contextlib.AsyncExitStack() as opened:
             try:
-                prepared = _PreparedCommand.prepare(command, policy, limits, mechanism, opened, job_id)
+                prepared = _PreparedCommand.prepare(command, policy, limits, mechanism, opened, f"{job_id}-{claims}")
                 running = _RunningCommand.start(prepared, policy.output_limit, self._watcher)
             except OSError as error:
                 return _unstartable(command, error, policy.environment_for(command)["PATH"])
@@ -130,10 +132,10 @@ class _PreparedCommand:
         limits: ResourceLimits,
         mechanism: Mechanism | None,
         opened: contextlib.AsyncExitStack,
-        job_id: str,
+        owner: str,
     ) -> _PreparedCommand:
         """Prepares ``command``; resources are added to ``opened``, which is closed after its end."""
-        prepared = cls(command, limits, mark_environment(policy.environment_for(command), job_id)[0])
+        prepared = cls(command, limits, mark_environment(policy.environment_for(command), owner)[0])
         if command.cwd is not None:
             prepared.cwd = policy.resolve_directory(command.cwd)
         elif mechanism is not None:
@@ -172,17 +174,28 @@ class _PreparedCommand:
 
 
 async def _run_in_thread(call: Callable[..., object], *arguments: object) -> None:
-    """Runs what follows a command in a thread; here if none can be started, for the command has run."""
+    """Runs what follows a command in a thread; here if none can be started, for the command has run.
+
+    Handlers may have filled the threads of the loop, and the command's timeout would find it still running.
+    """
     try:
-        await asyncio.to_thread(call, *arguments)
+        await asyncio.get_running_loop().run_in_executor(_threads(), call, *arguments)
     except RuntimeError:
         call(*arguments)
 
 
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(4, "holdfast-commands")
+
+
 def _remove_folder(path: str) -> None:
     """Removes the temporary directory of a command, as far as possible; the command's outcome stands."""
-    for words in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):  # shutil.rmtree fails on a deep tree
+    with contextlib.suppress(RecursionError):  # of a deep tree
+        shutil.rmtree(path, ignore_errors=True)
+    for words in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
         with contextlib.suppress(OSError):
+            Path(path).lstat()  # raises where nothing is left
             subprocess.run([*words, "--", path], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 

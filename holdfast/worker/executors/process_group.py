@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import resource
 import secrets
 import signal
@@ -29,9 +30,9 @@ _PASSES, _PAUSE = 100, 0.005  # a killed process may start another until the sig
 _MANY = 1000  # pids; a list of all processes is as fast
 
 
-def mark_environment(environment: Mapping[str, str], job_id: str = "") -> tuple[dict[str, str], str]:
-    """Returns ``environment`` with a new mark, and the mark. It begins with the id of the job and a hyphen."""
-    mark = f"{job_id}-{secrets.token_hex(8)}"
+def mark_environment(environment: Mapping[str, str], owner: str = "") -> tuple[dict[str, str], str]:
+    """Returns ``environment`` with a new mark, and the mark. It begins with the owner and a hyphen."""
+    mark = f"{owner}-{secrets.token_hex(8)}"
     return {**environment, MARK: mark}, mark
 
 
@@ -48,18 +49,20 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
                 process.kill()
 
 
-def kill_marked(mark: str, after: int = 0, processes: Path = Path("/proc")) -> None:
+def kill_marked(mark: str, after: int = 0, below: int | None = None, processes: Path = Path("/proc")) -> None:
     """Kills every process whose mark begins with ``mark``, in any session, until none is left or for a bounded time.
 
-    ``after``: a pid of the last second; only what started later is killed. Linux only. Call it from a thread.
+    ``after``: a pid of the last second; only what started later is killed. ``below``: only marks that go on with a
+    lower number. Linux only. Call it from a thread.
     """
-    wanted = f"\0{MARK}={mark}".encode()
+    wanted = re.compile(re.escape(f"\0{MARK}={mark}".encode()) + rb"(\d*)")
     for _ in range(_PASSES):
         found = False
         with contextlib.suppress(OSError):  # no /proc, or no descriptor is free: what has run has its outcome
             for pid in _pids(processes, after):
                 with contextlib.suppress(OSError):
-                    if wanted in b"\0" + (processes / str(pid) / "environ").read_bytes():
+                    marked = wanted.search(b"\0" + (processes / str(pid) / "environ").read_bytes())
+                    if marked and (below is None or int(marked[1] or below) < below):
                         os.kill(pid, signal.SIGKILL)
                         found = True
         if not found:
@@ -69,7 +72,10 @@ def kill_marked(mark: str, after: int = 0, processes: Path = Path("/proc")) -> N
 
 def _pids(processes: Path, after: int) -> Iterable[int]:
     """Returns the pids of this host, or those given since ``after``, unless they are many or began anew."""
-    last = int((processes / "loadavg").read_text(encoding="ascii").split()[-1]) if after else 0
+    last = 0
+    if after:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it may be hidden
+            last = int((processes / "loadavg").read_text(encoding="ascii").split()[-1])
     if 0 < after <= last < after + _MANY:
         return range(after + 1, last + 1)
     return [int(entry.name) for entry in processes.iterdir() if entry.name.isdigit()]

@@ -154,17 +154,27 @@ if state == 'succeeded' then
         note_change()
     end
 else
-    -- those that are kept come first
-    local found = safe_call('ZRANGEBYSCORE', ended, '-inf', int(cutoff), 'WITHSCORES', 'LIMIT',
-        safe_call('ZCARD', kept), math.min(max_jobs, MAX_PER_SCRIPT))
-    for n = 1, #found, 2 do
-        local outcome = looks_left > 0 and prune(found[n], tonumber(found[n + 1])) or 'later'
-        if outcome == 'kept' then
-            safe_call('ZADD', kept, NOW, found[n])
-        elseif outcome ~= 'later' then
-            call('ZREM', ended, found[n])
+    -- Returns true if it met one that is kept.
+    local function prune_from(place)
+        local found, met_kept = safe_call('ZRANGEBYSCORE', ended, '-inf', int(cutoff), 'WITHSCORES', 'LIMIT', place,
+            math.min(max_jobs, MAX_PER_SCRIPT)), false
+        for n = 1, #found, 2 do
+            if safe_call('ZSCORE', kept, found[n]) then
+                met_kept = true
+            else
+                local outcome = looks_left > 0 and prune(found[n], tonumber(found[n + 1])) or 'later'
+                if outcome == 'kept' then
+                    safe_call('ZADD', kept, NOW, found[n])
+                elseif outcome ~= 'later' then
+                    call('ZREM', ended, found[n])
+                end
+                scanned = scanned + 1
+            end
         end
-        scanned = scanned + 1
+        return met_kept
+    end
+    if prune_from(safe_call('ZCARD', kept)) then -- those that are kept come first, unless the clock went back
+        prune_from(0)
     end
 end
 finish()

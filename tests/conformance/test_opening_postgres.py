@@ -348,7 +348,7 @@ async def test_pooled_sessions_with_snapshots_of_their_own_are_refused() -> None
 
 
 async def test_a_pooler_whose_sessions_have_snapshots_of_their_own_is_refused() -> None:
-    """PgBouncer in session mode leaves out the settings that it was told to ignore."""
+    """PgBouncer in session mode leaves out the settings that its configuration names."""
     server = postgres.shared()
     database = server.create_database()
     server.execute(f"alter database {database} set default_transaction_isolation = 'repeatable read'")

@@ -6,10 +6,8 @@ import asyncio
 
 from holdfast import Context, Holdfast
 from holdfast.integrations.cryptography import AesGcmCodec, new_key
-from tests.external_tx.test_tx_completion_sqlite import app, begun
+from tests.external_tx.test_tx_completion_sqlite import begun
 from tests.support.store_bytes import read_store
-
-__all__ = ["app"]
 
 WORD = "persimmon"
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -34,16 +32,6 @@ SUBMISSIONS: dict[str, Submit] = {
     "enqueue_many": lambda app, held: app.enqueue_many([app.draft_job("work", {})], connection=held),
     "enqueue_batch": lambda app, held: app.enqueue_batch([app.draft_job("work", {})], connection=held),
 }
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[Holdfast]:
-    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
-    app.sync.count()
-    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
-        connection.execute("create table invoice (n)")
-    yield app
-    app.sync.close()
 
 
 async def done(answer: Any) -> Any:

@@ -16,10 +16,8 @@ from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.stores.base import Store
 from holdfast.worker import Worker
 from tests.external_tx.support import Undone
-from tests.external_tx.test_tx_completion_sqlite import _claimed, app, begun, rows
+from tests.external_tx.test_tx_completion_sqlite import _claimed, begun, rows
 from tests.support import redis
-
-__all__ = ["app"]
 
 
 def serve(app: Holdfast, task: Any) -> Job:

@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,16 +18,6 @@ from holdfast.stores.base import ClaimRequest
 from holdfast.worker import Worker
 from tests.external_tx.support import Undone
 from tests.support import redis
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[Holdfast]:
-    app = Holdfast(f"sqlite:///{tmp_path}/jobs.db")
-    app.sync.count()
-    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
-        connection.execute("create table invoice (n)")
-    yield app
-    app.sync.close()
 
 
 @contextmanager

@@ -90,8 +90,8 @@ class NamespacePool(redis.RedisPool):
     ) -> Any:
         """Returns the answer of the script.
 
-        ``on_uncertain``, ``extra_time``: see ``call``. ``must_confirm``: answers when disk and
-        replicas have confirmed the write, as was declared.
+        ``on_uncertain``, ``extra_time``: see ``call``. ``must_confirm``: answers when disk and replicas have confirmed
+        the write, as was declared.
         """
         (reply,) = await self.run_each(
             script, [arguments], on_uncertain=on_uncertain, extra_time=extra_time, must_confirm=must_confirm

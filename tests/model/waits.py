@@ -60,6 +60,7 @@ class Waits:
     def resolve_ends(self, now: int, deleted: Iterable[str] = ()) -> None:
         """Decides the dependencies on jobs that have ended, level by level. ``deleted``: jobs of the same deletion."""
         both = {"cancelled", "deleted"}
+        cancelled: set[str] = set()
         while self.ends:
             hows = dict(self.ends)
             self.ends = []
@@ -73,7 +74,10 @@ class Waits:
                         failures |= {describe_failed_dependency(each.job_id, word) for word in words}
                 if job.state is JobState.WAITING and failures:
                     cancel_waiter(job, failures, now)
+                    cancelled.add(job.new.id)
                     self.ends.append((job.new.id, "cancelled"))
+                elif job.new.id in cancelled:
+                    job.errors |= failures  # a store that takes the levels in another order names one of these
                 elif job.state is JobState.WAITING and not job.has_open_waits:
                     job.state, job.run_at, job.by_dependency = JobState.SCHEDULED, now, False
 

@@ -261,9 +261,10 @@ class Submitter:
 
     async def admit_jobs(self, jobs: Sequence[NewJob]) -> Counter[str]:
         """Refuses jobs that can never begin, by the store's clock, and reserves room in the queues of the others."""
-        if any(job.has_extras for job in jobs):
-            check_circles(jobs)
-            mixed = [job for job in jobs if needs_clock(job)]
+        extras = [job for job in jobs if job.has_extras]
+        if extras:
+            check_circles(extras)
+            mixed = [job for job in extras if needs_clock(job)]
             now_us = await (await self._store()).health.server_time_us() if mixed else 0
             for job in mixed:
                 check_expiry(job, now_us)

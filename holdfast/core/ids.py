@@ -8,7 +8,6 @@ import random
 import threading
 import time
 import uuid
-from functools import lru_cache
 
 from holdfast.core.errors import Invalid
 
@@ -23,6 +22,7 @@ class _IdMint:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = 0  # millisecond << 12 | counter
+        self._millisecond, self._head = 0, ""  # of the last id, and its text up to the counter
         self._random = random.Random()
         os.register_at_fork(after_in_child=self._random.seed)
 
@@ -30,14 +30,13 @@ class _IdMint:
         fresh = time.time_ns() // 1_000_000 << 12
         with self._lock:
             self._last = last = fresh if fresh > self._last else self._last + 1
-        head, tail = _text_before_counter(last >> 12), self._random.getrandbits(62)
+            millisecond = last >> 12
+            if millisecond != self._millisecond:
+                self._millisecond, self._head = millisecond, f"{millisecond >> 16:08x}-{millisecond & 0xFFFF:04x}-7"
+            head = self._head
+        tail = self._random.getrandbits(62)
         numbers = last & 0xFFF, 0x8000 | tail >> 48, tail & 0xFFFFFFFFFFFF
         return head + "%03x-%04x-%012x" % numbers  # noqa: UP031 - half the time of an f-string
-
-
-@lru_cache(maxsize=1)
-def _text_before_counter(milliseconds: int) -> str:
-    return f"{milliseconds >> 16:08x}-{milliseconds & 0xFFFF:04x}-7"
 
 
 new_id = _IdMint()

@@ -82,12 +82,8 @@ class Portal:
             await asyncio.gather(*left, return_exceptions=True)
 
 
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Returns the event loop that runs in this thread, if any."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
+"""Returns the event loop that runs in this thread, if any."""
 
 
 def call_off_loop(call: Callable[[], T]) -> T:
@@ -100,9 +96,8 @@ def call_off_loop(call: Callable[[], T]) -> T:
 
 def forbid_running_loop(advice: str) -> None:
     """Raises HoldfastError, with ``advice``, inside an event loop: a blocking call would stop it."""
-    if running_loop() is None:
-        return
-    raise HoldfastError(f"this blocks, and an event loop runs in this thread; {advice}")
+    if running_loop() is not None:
+        raise HoldfastError(f"this blocks, and an event loop runs in this thread; {advice}")
 
 
 def requires_loop(method: Callable[P, T]) -> Callable[P, T]:

@@ -44,7 +44,7 @@ class PendingTopics:
 
     def buffer_topics(self, topics: Iterable[str]) -> None:
         """Buffers topics that woke no waiter, except ends of jobs: a poll of the store finds those."""
-        self._topics.update(topic for topic in topics if not topic.startswith("job:"))
+        self._topics.update([topic for topic in topics if not topic.startswith("job:")])
         if len(self._topics) > _MAX_MISSED:
             self._topics = {"queue:*", "worker:*", "due:*"}
 

@@ -73,8 +73,7 @@ class PostgresQueueing:
         self._locked_due = LockedDueBackoff()
         self._limited_checked_at = -_LIMITED_CHECK_SECONDS
         self._limited_check: tuple[set[str], bool] = (set(), False)  # queues, and whether they had jobs under limits
-        self._pool = pool
-        self._notifications = notifications
+        self._pool, self._notifications = pool, notifications
         self._lock = notifications.ready_lock
         self._sql = statements
         self._query = query
@@ -128,12 +127,13 @@ class PostgresQueueing:
         if not jobs:
             return []
         bound = await self._limit_cache.bind(jobs)
-        if any(job.has_extras and job.has_relations for job in jobs):
+        extras = [job for job in bound if job.has_extras]
+        if any(job.has_relations for job in extras):
             answers, resolution = await insert_dependent(self._sql, self._pool, bound)
             resolution.notify_committed(self._notifications)
             needs_notify = True
         else:
-            answers, needs_notify = await insert_batch(self._sql, self._notifications, self._pool, bound)
+            answers, needs_notify = await insert_batch(self._sql, self._notifications, self._pool, bound, extras)
         self._notify(first_positions(jobs, answers), needs_notify=needs_notify)
         return answers
 

@@ -49,12 +49,13 @@ async def insert_batch(
     notifications: PostgresNotifications,
     pool: PostgresPool,
     jobs: Sequence[NewJob],
+    extras: Sequence[NewJob],
 ) -> tuple[list[Submitted], bool]:
-    """The answers; and whether other processes are still to be notified of the jobs."""
+    """The answers; and whether other processes are still to be notified of the jobs. ``extras``: those with some."""
     uncertain: list[bool] = []  # a try that was cut off may have stored it: then an id of ours that is known is new
     fetch = functools.partial(pool.fetch, on_uncertain=lambda: uncertain.append(True), extra_time=_extra_time(jobs))
     try:
-        answers, needs_notify = await _insert(statements, notifications, jobs, fetch)
+        answers, needs_notify = await _insert(statements, notifications, jobs, extras, fetch)
     except Unavailable as error:
         raise perhaps_stored(error) if uncertain else error from error.__cause__
     if uncertain:
@@ -73,9 +74,10 @@ async def _insert(
     statements: Mapping[str, NumberedStatement],
     notifications: PostgresNotifications,
     jobs: Sequence[NewJob],
+    extras: Sequence[NewJob],
     fetch: Callable[..., Awaitable[Rows]],
 ) -> tuple[list[Submitted], bool]:
-    if are_uniform(jobs) and all(map(is_one_row, jobs)):
+    if are_uniform(jobs) and all(map(is_one_row, extras)):
         with suppress(UniqueViolation):
             if len(jobs) == 1:
                 return await _insert_one(statements, notifications, jobs[0], fetch)

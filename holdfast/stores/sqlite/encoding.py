@@ -85,7 +85,7 @@ def options_text(options: Options | None) -> str | None:
 
 
 def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
-    """The parameters of the insert statements, in their order."""
+    """The parameters of the insert statements, in their order; an empty text for no payload, options or partition."""
     is_timed = job.delay is not None or job.run_at_us is not None
     run_at = run_at_us(job, now_us) if is_timed else now_us
     payload, options = job.payload, job.options
@@ -93,17 +93,17 @@ def job_row(job: NewJob, now_us: int) -> tuple[object, ...]:
         job.id,
         job.queue,
         job.task,
-        payload if len(payload) <= INLINE_PAYLOAD else None,
+        payload if len(payload) <= INLINE_PAYLOAD else "",
         0 if run_at <= now_us else 1,
         -job.priority,
         run_at,
         now_us,
         job.max_attempts,
         0 if job.key is None and (options is None or options.unique is None) else 1,
-        None if options is None else encode_json(options).decode(),
+        "" if options is None else encode_json(options).decode(),
         now_us if job.has_client_id else 0,
-        job.partition,
-        job.weights,
+        job.partition or "",
+        job.weights or "",
     )
 
 

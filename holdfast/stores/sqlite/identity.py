@@ -11,6 +11,7 @@ import ctypes
 import os
 import sqlite3
 import time
+from collections.abc import Iterable
 from contextlib import closing, suppress
 
 from holdfast.core.errors import StoreMismatch, StoreReplaced, Unavailable
@@ -43,13 +44,12 @@ class FileIdentity:
 
     def check_files(self) -> None:
         """Raises ``StoreReplaced`` if a file was removed, replaced or cut to 0 bytes."""
-        for path, inode, may_be_empty in self._known:
-            self._check(path, inode, may_be_empty)
+        self._check(self._known)
         self._check_wal()
 
     def check_side_files(self) -> None:
         """The same for the index and the content of the log."""
-        self._check(*self._known[-1])
+        self._check(self._known[-1:])
         self._check_wal()
 
     def wal_has_frame(self, number: int) -> bool:
@@ -81,15 +81,16 @@ class FileIdentity:
         # Twice: the other program may have written the next frames between the two looks.
         return all(any(os.pread(self._index, 48, 0)[_FRAMES]) and not os.pread(self._wal, 4, 0) for _ in range(2))
 
-    def _check(self, path: str, inode: int | None, may_be_empty: bool) -> None:
-        try:
-            status = os.stat(path)  # noqa: PTH116 - four times a transaction, and a Path costs more than the call
-        except FileNotFoundError:
-            raise self._replaced(path, "was removed") from None
-        if status.st_ino != inode:
-            raise self._replaced(path, "was replaced")
-        if not may_be_empty and not status.st_size:
-            raise self._replaced(path, "was cut to 0 bytes")
+    def _check(self, files: Iterable[tuple[str, int | None, bool]]) -> None:
+        for path, inode, may_be_empty in files:
+            try:
+                status = os.stat(path)  # noqa: PTH116 - four times a transaction, and a Path costs more than the call
+            except FileNotFoundError:
+                raise self._replaced(path, "was removed") from None
+            if status.st_ino != inode:
+                raise self._replaced(path, "was replaced")
+            if not may_be_empty and not status.st_size:
+                raise self._replaced(path, "was cut to 0 bytes")
 
     def _replaced(self, path: str, what: str) -> StoreReplaced:
         if not self.is_replaced:

@@ -97,10 +97,10 @@ class SqliteNotifications:
         if self._folder is None:
             return []
         try:
-            changed = self._folder.stat().st_mtime_ns
+            changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - at each commit, and a Path costs more than the call
             read_for, read_at = self._peers_read_at
             if changed != read_for or read_at - changed < _COARSE_MTIME_NS:
-                self._peers = [entry.name for entry in self._folder.iterdir()]
+                self._peers = [entry.name for entry in Path(self._folder).iterdir()]
                 self._peers_read_at = (changed, time.time_ns())
         except OSError:  # the folder was cleaned away: no process listens there
             self._peers, self._peers_read_at = [], (-1, 0)
@@ -235,7 +235,7 @@ class SqliteNotifications:
             self._close_socket(kind)  # the temporary folder was cleaned
         if kind not in self._sockets:
             self._folder = _folder_for(self._path)
-            opened = None if self._folder is None else _open_socket(self._folder / f"{kind}{os.urandom(8).hex()}")
+            opened = None if self._folder is None else _open_socket(Path(self._folder, f"{kind}{os.urandom(8).hex()}"))
             if opened is None:
                 return None
             self._sockets[kind] = opened
@@ -282,7 +282,7 @@ def _datagram(topics: set[str], for_ends: bool) -> bytes:
     return text if len(text) <= _MAX_DATAGRAM else (b"job:*" if for_ends else b"queue:*\nworker:*")
 
 
-def _folder_for(path: str) -> Path | None:
+def _folder_for(path: str) -> str | None:
     """This user's private folder for this database's sockets; None where it cannot be had."""
     base = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
     digest = hashlib.sha256(os.path.realpath(path).encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -294,4 +294,4 @@ def _folder_for(path: str) -> Path | None:
                 return None
     except OSError:
         return None
-    return folder
+    return str(folder)

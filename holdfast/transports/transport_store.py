@@ -4,7 +4,7 @@ only wake-ups, and the sweep publishes lost ids again."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import timedelta
 from typing import Unpack
@@ -160,7 +160,7 @@ class TransportQueueing(ForwardingQueueing):
             for job, answer in zip(jobs, answers, strict=True)
             if answer.created or answer.changed
         ]
-        unpublished = await self._transport.announce_new(new)
+        unpublished = await self._transport.announce_new(new, {answer.job_id for answer in answers if answer.changed})
         if not unpublished:
             return answers
         return [msgspec.structs.replace(answer, wake_up_delayed=answer.job_id in unpublished) for answer in answers]
@@ -394,23 +394,28 @@ class _OpenTransport:
         """Publishes ready jobs, by queue; returns True if the transport has them all."""
         return not ready or await self.session.try_call(self._publish(ready))
 
-    async def announce_new(self, jobs: Sequence[NewJob]) -> set[str]:
-        """Publishes new ready jobs, wakes workers that sleep until a due one. Returns the ids it could not publish."""
-        ready = await self._ready_of(jobs)
+    async def announce_new(self, jobs: Sequence[NewJob], changed: Set[str] = frozenset()) -> set[str]:
+        """Publishes new and changed jobs that are ready, wakes workers that sleep until a due one. Returns the ids it
+        could not publish."""
+        ready = await self._ready_of(jobs, changed)
         published = await self.announce_ready(_by_queue([(job.queue, job.id) for job in ready]))
         return set() if published else {job.id for job in ready}
 
-    async def _ready_of(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
-        """Selects the ready jobs, as only the store knows the time. Wakes workers that sleep until the next due job."""
-        timed = {job.id: job.queue for job in jobs if job.delay is not None or job.run_at_us is not None or job.waits}
+    async def _ready_of(self, jobs: Sequence[NewJob], changed: Set[str]) -> Sequence[NewJob]:
+        """Selects the ready jobs, as only the store knows the time, and to which queue an edit has moved those
+        that were ``changed``. Wakes workers that sleep until the next due job."""
+        timed = {job.id for job in jobs if job.delay is not None or job.run_at_us is not None or job.waits} | changed
         if not timed:
             return jobs
-        ready: set[str] = set()
+        ready: dict[str, str] = {}
         with suppress(HoldfastError):  # they are stored: a sweep finds those that are ready
             located = await self.queries.locate_jobs(list(timed))
-            ready = {job_id for job_id, (_, state) in located.items() if state is JobState.QUEUED}
-            await self.queries.wake_waiters([f"due:{timed[job_id]}" for job_id in timed if job_id not in ready])
-        return [job for job in jobs if job.id not in timed or job.id in ready]
+            ready = {job_id: queue for job_id, (queue, state) in located.items() if state is JobState.QUEUED}
+            await self.queries.wake_waiters(
+                [f"due:{queue}" for job_id, (queue, _) in located.items() if job_id not in ready]
+            )
+        found = [job for job in jobs if job.id not in timed or job.id in ready]
+        return [msgspec.structs.replace(job, queue=ready.get(job.id, job.queue)) for job in found]
 
     async def _publish(self, ready: Mapping[str, Sequence[str]]) -> None:
         fault_point("announce.before")

@@ -8,11 +8,11 @@ from datetime import timedelta
 from itertools import pairwise
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.dependencies import Condition
+from holdfast.core.dependencies import Condition, Dependency
 from holdfast.core.models import Job, JobState, Options, Reason, UniqueKey
 from holdfast.stores.base import Store
 from tests.conformance.support import Opener, ending, new_job, put, running, settle, states_of, take, take_ids
-from tests.conformance.test_dependencies import CANCELLED, WAITING, after, end, put_after
+from tests.conformance.test_dependencies import CANCELLED, END, FAILURE, WAITING, after, dependencies_of, end, put_after
 
 
 async def test_long_chain_falls_at_once(store: Store) -> None:
@@ -49,6 +49,15 @@ async def test_waiter_far_behind_a_job_with_two_keys_waits_for_what_was_answered
         assert answers[0] == holder
         waits = await store.workflow.read_waits(waiter.id)
         assert [each.job_id for each in waits.dependencies] == [holder]
+
+
+async def test_first_of_many_dependencies_on_each_job_counts(store: Store) -> None:
+    firsts = await put(store, *[new_job() for _ in range(12)])
+    repeated = [Dependency(firsts[n % 12], END if n < 12 else FAILURE) for n in range(60)]
+    last = new_job(after=tuple(repeated))
+    await put(store, last)
+    found = await dependencies_of(store, last.id)
+    assert [(each.job_id, each.on) for each in found] == [(job_id, END) for job_id in sorted(firsts)]
 
 
 async def test_wide_fan_in_starts_once(store: Store, opener: Opener) -> None:

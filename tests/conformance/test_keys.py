@@ -6,6 +6,7 @@ import asyncio
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core.clock import ManualClock
 from holdfast.core.ids import new_id
@@ -50,6 +51,21 @@ async def test_a_key_twice_in_one_batch_is_one_job(store: Store) -> None:
 
     assert answers == [Submitted(first.id, True), Submitted(plain.id, True), Submitted(first.id, False)]
     assert await store.query.get(second.id) is None
+
+
+@pytest.mark.parametrize("keys", [("payment-2", "payment-1"), ("payment", None)])
+async def test_first_job_of_a_repeated_id_is_stored(store: Store, keys: tuple[str | None, str | None]) -> None:
+    job_id = new_id()
+    batch = [
+        replace(new_job(key=key, payload=f'{{"amount":{n}}}'), id=job_id, has_client_id=True)
+        for n, key in enumerate(keys, 1)
+    ]
+    batch += [new_job(key=f"payment-{n}", payload="{}") for n in (0, 3)]
+
+    answers = await store.queueing.submit(batch)
+
+    assert answers[:2] == [Submitted(job_id, True), Submitted(job_id, False)]
+    assert (await stored(store, job_id)).payload == '{"amount":1}'
 
 
 async def test_batch_of_old_and_new_keys_is_answered_in_order(store: Store) -> None:

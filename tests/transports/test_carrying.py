@@ -15,7 +15,7 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.errors import Unavailable
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import Limit, LimitChange, LimitValues
-from holdfast.core.models import JobState, Lease, Reason
+from holdfast.core.models import JobState, Lease, Options, Reason, UniqueKey
 from holdfast.core.workers import LeaseStatus, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, Store
 from holdfast.stores.postgres.encoding import NumberedStatement
@@ -406,3 +406,13 @@ async def test_a_redis_store_beside_the_transport_keeps_its_jobs(
         theirs, ours = await put(on_redis), await put(carried)
 
         assert (await take(carried), await take(on_redis)) == (ours, theirs)
+
+
+async def test_replaced_job_is_announced_in_the_queue_it_was_moved_to(pairing: Pairing) -> None:
+    async with pairing.app() as app:
+        store = await app.open_store()
+        unique = UniqueKey("order", "unstarted", on_conflict="replace")
+        (job_id,) = await put(store, new_job(delay=SECOND * 60, options=Options(unique=unique)))
+        await store.admin.edit(job_id, JobChanges(queue="mail"))
+        assert await put(store, new_job(options=Options(unique=unique))) == [job_id]
+        assert (pairing.waiting("mail"), pairing.waiting()) == ([job_id], [])

@@ -121,14 +121,14 @@ def dependency_batch(
     ``ids``: the jobs that stand for those of earlier chunks of the batch; these are added. ``members``: see
     ``member_pairs``.
     """
-    dependencies: list[Mapping[str, str]] = []
+    conditions: dict[tuple[str, str], str] = {}
     for job, answer in zip(jobs, answers, strict=True):
-        if answer.created:
-            dependencies += [
-                {"waiter": answer.job_id, "job_id": ids.get(each.job_id, each.job_id), "condition": each.on}
-                for each in job.after
-            ]
+        for each in job.after if answer.created else ():
+            conditions.setdefault((answer.job_id, ids.get(each.job_id, each.job_id)), each.on)
         ids.setdefault(job.id, answer.job_id)
+    dependencies = [
+        {"waiter": waiter, "job_id": job_id, "condition": on} for (waiter, job_id), on in conditions.items()
+    ]
     batch = {"at": instant, "notifies": notifies, "dependencies": dependencies, "members": members}
     return _encode(batch).decode() if dependencies or members else None
 

@@ -212,7 +212,8 @@ returning id::text;
 
 -- own: insert_keyed_jobs
 -- Any batch, job by job and in the order of their keys, so that two batches cannot deadlock; `seq`, the tie-breaker,
--- is that of their submission. With two keys a job there is no such order of locks: a deadlock is retried (pool.py).
+-- is that of their submission. Of a repeated id the first job counts. With two keys a job or an id there is no such order of
+-- locks: a deadlock is retried (pool.py).
 select d.ordinal, a.job_id::text, a.created, a.changed,
     case when a.changed or a.created and coalesce(d.expires_at, d.expires_in) is not null
         then holdfast.set_expiry(a.job_id, coalesce(d.expires_at, n.now + d.expires_in)) end,
@@ -229,7 +230,8 @@ cross join lateral (
             as u (id, queue, task, payload, rank, run_at, delay, max_attempts, options, has_client_id, key, key_for, tags, unique_key,
                 expires_at, expires_in, partition, weights, is_waiting, ordinal)
         offset 0) d
-    order by case when not has_two_keys then coalesce(key, unique_key ->> 'key') end collate "C" nulls first, ordinal
+    order by case when not has_two_keys then first_value(coalesce(key, unique_key ->> 'key')) over (partition by id order by ordinal)
+        end collate "C" nulls first, ordinal
 ) d
 cross join lateral holdfast.add_job(
     d.id, d.seq, d.queue, d.task, d.payload, d.rank, greatest(n.now, coalesce(d.run_at, n.now + d.delay)), n.now,

@@ -381,8 +381,8 @@ begin
             cross join lateral json_to_record(b.job) as d (id uuid, queue text, task text, payload text, rank integer,
                 run_at bigint, delay bigint, max_attempts bigint, key text, key_for bigint, options text, has_client_id boolean,
                 tags text[], unique_key json, partition text, weights text, is_waiting boolean)) o
-        order by case when not o.has_two_keys then coalesce(o.key, o.unique_key ->> 'key') end collate "C" nulls first,
-            o.ordinal
+        order by case when not o.has_two_keys then first_value(coalesce(o.key, o.unique_key ->> 'key'))
+            over (partition by o.id order by o.ordinal) end collate "C" nulls first, o.ordinal
     loop
         select a.* into answer
         from holdfast.add_job(new.id, new.seq, new.queue, new.task, new.payload, new.rank,

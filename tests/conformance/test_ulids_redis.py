@@ -40,6 +40,7 @@ from tests.conformance.support import (
     take,
     take_ids,
 )
+from tests.conformance.test_wait import quiet
 from tests.support.keys import Keys
 
 HOUR = timedelta(hours=1)
@@ -102,6 +103,14 @@ async def test_job_is_edited_by_its_uuid(store: Store) -> None:
     assert (job.id, job.priority, job.options) == (member.id, 5, Options(batch=batch.id, tags=("t",)))
 
 
+async def test_job_with_options_outside_a_batch_is_read(store: Store) -> None:
+    options = Options(tags=("t",))
+    (job_id,) = await put(store, new_job(options=options))
+    assert (await stored(store, job_id)).options == options
+    (job,) = await take(store)
+    assert (job.id, job.options) == (job_id, options)
+
+
 async def test_jobs_that_expired_are_reported_by_uuid(store: Store, clock: ManualClock) -> None:
     (first,) = await put(store, new_job(expires_in=SECOND))
     clock.advance(2)
@@ -140,6 +149,7 @@ def test_every_verb_with_ids_of_jobs_turns_them(family: str) -> None:
 async def test_waiter_is_woken_when_the_job_ends(store: Store, opener: Opener) -> None:
     (job_id,) = await put(store)
     other = await opener()
+    await quiet(other, [f"job:{job_id}"])  # it returns at once for a job that is gone, and this one is not
     waiting = asyncio.create_task(other.queueing.wait([f"job:{job_id}"], timeout=50))
     (job,) = await take(store)
     await settle(store, job)

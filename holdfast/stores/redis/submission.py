@@ -86,7 +86,7 @@ def encode_submission(
         options = b"" if job.options is None else b"=" + _encode(job.options)
         rest += (1, *common, "extended", job.id, job.payload, key, key_for, options, "1" if job.has_client_id else "")
         rest.append("" if job.unique is None else _unique_text(job.unique))
-        rest.append(expiry_text(job) if job.expires else "")
+        rest.append(expiry_text(job))
         rest.append(_dependencies(job, aliases) if job.after else "")
         rest.append(("*" if job.is_batch else "") + ("+" if job.batch in batches else "") + (job.batch or ""))
         if job.is_batch:

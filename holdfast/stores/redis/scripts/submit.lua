@@ -425,7 +425,7 @@ local function store(id, spec, when, payload, key, key_for, options, has_client_
             if on_conflict == 'keep' or after then -- a job that waits has no time to give
                 return unique_holder
             end
-            local change = { when = when, expires = expires ~= '' and expires or '-' }
+            local change = { when = when, expires = expires }
             if on_conflict == 'replace' then
                 change.payload, change.priority, change.partition = payload,
                     string.match(spec.text, '^%S+'), partition_field or ''
@@ -439,7 +439,7 @@ local function store(id, spec, when, payload, key, key_for, options, has_client_
     end
     create(id, spec, when, payload, key or unique ~= '' and key_of(unique), options, has_client_id, partition_field,
         after, is_batch)
-    if expires ~= '' then
+    if expires ~= '-' then
         set_expiry(id, expires)
     end
     if key and unique ~= '' then
@@ -528,7 +528,7 @@ end
 --   of a run    number of jobs, spec, when ("" now, "+delay", "=instant"), field `partition` or "", and "" or "extended"
 --   of a job    n id, n+1 payload; in an extended run also, "" where there is none:
 --               n+2 "=" and key, n+3 "=" and key_for, n+4 "=" and options, n+5 "1" for a client's own id, n+6 unique key as
---               `take_unique` expects it, n+7 expiry, n+8 dependencies in MessagePack, n+9 "*" for a batch, then, after "+" if it comes
+--               `take_unique` expects it, n+7 expiry or "-", n+8 dependencies in MessagePack, n+9 "*" for a batch, then, after "+" if it comes
 --               earlier in the submission, the id of the batch of which it is a member, n+10 name and text of each of its steps
 --               in MessagePack
 -- Returns nil and what was refused: the id of a missing dependency, after "after ", or that of a batch, after "missing ",
@@ -546,7 +546,7 @@ local function store_jobs(from)
 
     each_job(from, function(n, run, is_extended)
         local partition_field = ARGV[run + 3] ~= '' and ARGV[run + 3] or nil
-        local key, key_for, options, has_client_id, unique, expires = nil, '', '', false, '', ''
+        local key, key_for, options, has_client_id, unique, expires = nil, '', '', false, '', '-'
         if is_extended then
             key = ARGV[n + 2] ~= '' and string.sub(ARGV[n + 2], 2) or nil
             key_for, options, has_client_id, unique = ARGV[n + 3], ARGV[n + 4], ARGV[n + 5] == '1', ARGV[n + 6]

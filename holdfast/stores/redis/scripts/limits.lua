@@ -79,9 +79,7 @@ local function make_partitions()
             entries[2 * n - 1], entries[2 * n] = math.max(virtual_time, to_number(idle_start_tags[n])), name
         end
         safe_call('ZADD', start_tags_key(queue), unpack(entries))
-        if #idle_start_tags > 0 then
-            call('ZREM', idle_start_tags_key(queue), unpack(names))
-        end
+        call('ZREM', idle_start_tags_key(queue), unpack(names))
     end
 
     local function join_partitions(queue, names)
@@ -1230,7 +1228,7 @@ return 0
 -- Ids of ready jobs under limits in the queue ARGV[3], up to ARGV[4], of its first partitions.
 local found, max_ids = {}, tonumber(ARGV[4])
 for _, key in ipairs({ start_tags_key(ARGV[3]), throttled_key(ARGV[3]), full_key(ARGV[3]) }) do
-    for _, name in ipairs(#found < max_ids and safe_call('ZRANGE', key, 0, max_ids - #found - 1) or {}) do
+    for _, name in ipairs(safe_call('ZRANGE', key, 0, max_ids - 1)) do
         for _, member in ipairs(#found < max_ids
             and safe_call('ZRANGE', partition_key(ARGV[3], name), 0, max_ids - #found - 1) or {}) do
             found[#found + 1] = string.sub(member, SORT_KEY_LENGTH + 1)

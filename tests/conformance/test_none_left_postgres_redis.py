@@ -94,6 +94,16 @@ async def test_claim_beside_jobs_under_limits_may_leave_some(store: Store) -> No
         assert (len(found.jobs), found.none_left) == (1, False)
 
 
+async def test_claim_leaves_none_beside_limited_jobs_of_another_queue(store: Store) -> None:
+    """They were ready before the limit, and have no partition yet."""
+    limit = Limit(name="mail", queue="mail", values=LimitValues(concurrency=1))
+    async with notified(store):
+        await ready(store, queue="mail")
+        assert await store.limits.write_limit(LimitChange(limit, 0)) is not None
+        found = await claim(store)
+        assert (found.jobs, found.none_left) == ([], True)
+
+
 async def test_claim_without_notifications_may_leave_some(opener: Opener) -> None:
     store = await opener()
     await ready(store)

@@ -195,6 +195,19 @@ async def test_stored_claim_without_answer_costs_no_attempt(
         assert (job.id, job.attempts) == (second, 1)
 
 
+async def test_job_with_renewed_lease_survives_a_lost_claim(proxy: FaultProxy, proxied_url: str) -> None:
+    """Its lease ends as late as one of the claim without an answer, and its handler runs."""
+    async with opened(proxied_url) as store:
+        await put(store, *[new_job() for _ in range(3)])
+        (first,) = await take(store, 1, worker="unlucky")
+        renewal = await store.queueing.heartbeat(heartbeat("unlucky"), [first.lease], lease_for=2 * LEASE)
+        proxy.cut_after(b"unlucky", answer=b"work")
+        (third,) = await take(store, 1, worker="unlucky")
+
+        assert (proxy.cuts, renewal.statuses) == (1, [LeaseStatus.HELD])
+        assert [(await settle(store, job)).accepted for job in (first, third)] == [True, True]
+
+
 async def test_worker_that_claims_on_two_stores_keeps_its_jobs(proxy: FaultProxy, proxied_url: str, url: str) -> None:
     async with opened(proxied_url) as store, opened(url) as other:
         await put(store, *[new_job() for _ in range(4)])

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.stores.common.server_store import ConnectBackoff
@@ -86,6 +87,24 @@ async def test_refused_connection_leaves_the_idle_ones_open(monkeypatch: pytest.
     may_refuse.set()
 
     assert await calls[1] is first
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (NoPermissionError("the user queue may not do that"), "refuses us: .*; check the URL and rights"),
+        (ResponseError("Unknown command 'ZMSCORE'"), "Holdfast needs Redis 6.2 or newer"),
+    ],
+)
+async def test_refusal_of_the_server_names_its_remedy(error: Exception, remedy: str) -> None:
+    pool = RedisPool(parse_server("redis://127.0.0.1:1")[0], "")
+    pool._idle.append(Connected())
+
+    async def use(connection: RedisConnection) -> None:
+        raise error
+
+    with pytest.raises(ConfigError, match=remedy):
+        await pool.call(use)
 
 
 async def test_sentinels_are_asked_again_after_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:

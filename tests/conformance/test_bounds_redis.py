@@ -101,6 +101,12 @@ async def test_keys_of_pruned_jobs_are_freed_in_the_same_call(store: Store, keys
     assert {"keys", "outlived"}.isdisjoint(keys.all())
 
 
+async def test_deleted_job_leaves_no_expiry(store: Store, keys: Keys) -> None:
+    ids = await put(store, *[new_job(expires_in=timedelta(days=365)) for _ in range(2)])
+    assert len((await store.admin.delete(ids[:1])).changed) == 1
+    assert keys.zrange("expiry", 0, -1) == ids[1:]
+
+
 async def test_doctor_reads_no_long_hash_of_tombstones(store: Store, keys: Keys) -> None:
     async def hashes_read(number: int) -> int:
         keys.hset("tombstones", mapping=dict.fromkeys(range(number), 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -40,6 +41,27 @@ def test_commits_of_other_connections_change_the_data_version(tmp_path: Path) ->
     first, after_own, after_another = asyncio.run(versions(tmp_path / "jobs.db"))
     assert after_own == first
     assert after_another != first
+
+
+async def test_waiter_is_noticed_although_the_clock_went_back(tmp_path: Path) -> None:
+    """The folder of the sockets has changed before it was last read, by its time stamp."""
+    ours, theirs = SQLiteStore(str(tmp_path / "jobs.db")), SQLiteStore(str(tmp_path / "jobs.db"))
+    try:
+        await ours.open()
+        await theirs.open()
+        wakes, others = ours._current().notifications, theirs._current().notifications
+        assert not wakes.has_end_waiters()
+        waiter = notifications._Waiter(["job:j"], lambda: None, lambda: False)
+        others._register(waiter)
+        assert others._folder is not None
+        os.utime(others._folder, (0, 0))
+        assert wakes.has_end_waiters()
+        others._unregister(waiter)
+        os.utime(others._folder, (1, 1))
+        assert not wakes.has_end_waiters()
+    finally:
+        await theirs.close()
+        await ours.close()
 
 
 async def command_worker(store: Store) -> None:

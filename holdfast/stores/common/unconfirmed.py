@@ -79,7 +79,7 @@ def accepted_as(settlement: Settlement, recorded: RecordedOutcome) -> JobState |
     """
     if recorded.attempt_state is not None:
         is_same = (settlement.reason, settlement.error) == (recorded.reason, recorded.error)
-        return recorded.attempt_state if is_same and not settlement.refund else None
+        return recorded.attempt_state if is_same else None
     if recorded.claims is None or recorded.claims < settlement.claims or recorded.is_running(settlement.claims):
         return None
     if settlement.state is not JobState.SUCCEEDED and not settlement.refund:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from holdfast.core.clock import ManualClock
 from holdfast.core.models import JobFilter, JobState
 from holdfast.stores.base import Store
@@ -99,6 +101,22 @@ async def test_keys_of_pruned_jobs_are_freed_in_the_same_call(store: Store, keys
     clock.advance(60)
     assert await store.maintenance.prune({"succeeded": timedelta(seconds=1)}, limit=500) == 300
     assert {"keys", "outlived"}.isdisjoint(keys.all())
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD])
+async def test_pruning_looks_at_few_waiters_in_each_script(
+    store: Store, keys: Keys, clock: ManualClock, state: JobState
+) -> None:
+    for _ in range(12):
+        job_id = await ended(store, state)
+        keys.hset(f"job:{job_id}", "hasDependents", "1")
+        keys.zadd(f"dependents:{job_id}", {f"gone-{number}": 0 for number in range(900)})
+    clock.advance(60)
+    keys.client.config_resetstat()
+
+    assert await store.maintenance.prune({state: SECOND}, limit=100) == 12
+
+    assert keys.client.info("commandstats")["cmdstat_evalsha"]["calls"] > 7, "scripts that look at 1,000 or few more"
 
 
 async def test_deleted_job_leaves_no_expiry(store: Store, keys: Keys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -11,9 +12,10 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.stores.common.server_store import ConnectBackoff
-from holdfast.stores.connections.redis import RedisPool
+from holdfast.stores.connections.redis import RedisPool, Script
 from holdfast.stores.connections.redis_protocol import RedisConnection
 from holdfast.stores.connections.redis_url import parse_server
+from holdfast.stores.redis.pool import NamespacePool, parse_url
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +107,34 @@ async def test_refusal_of_the_server_names_its_remedy(error: Exception, remedy: 
 
     with pytest.raises(ConfigError, match=remedy):
         await pool.call(use)
+
+
+async def test_job_acknowledged_during_a_check_is_checked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server lost the known job; meanwhile another connection stores one."""
+    pool = NamespacePool(parse_url("redis://127.0.0.1:1"), now=None, lost=Script("lost", "", ""))
+    asked: list[object] = []
+
+    class Checked(Connected):
+        async def send_command(self, *arguments: Any) -> Any:
+            asked.append(arguments[-1])
+            if asked == ["second"]:
+                pool.note_stored(b"3 0", "third")
+            return [1, 0]
+
+    async def connect() -> RedisConnection:
+        connection = Checked()
+        connection.is_prepared = False
+        return connection
+
+    async def use(connection: RedisConnection) -> None:
+        connection.close()
+
+    monkeypatch.setattr(pool, "connect", connect)
+    pool.note_stored(b"2 0", "second")
+    for _ in range(3):  # the last one has nothing to ask for
+        await pool.call(use)
+
+    assert asked == ["second", "third"]
 
 
 async def test_sentinels_are_asked_again_after_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,17 @@ async def test_partition_that_comes_back_keeps_its_turn(store: Store) -> None:
     assert abs(served[1] - served[2]) <= 1
 
 
+async def test_blocked_partition_that_is_not_ahead_keeps_no_start_tag(store: Store, keys: Keys) -> None:
+    await limit(store, "slow", task="slow", rate=1, period_us=3_600_000_000)
+    await limit(store, "tenant", queue="default", by="args.tenant")
+    await put(store, job_of(1, task="slow"))
+    assert len(await take(store)) == 1
+    await put(store, job_of(2, task="slow"))
+    assert await take(store) == []
+    assert keys.exists("throttled:default")
+    assert not keys.exists("idle_start_tags:default")
+
+
 async def test_raised_rate_holds_at_once(store: Store, clock: ManualClock) -> None:
     await limit(store, queue="default", rate=1, period_us=3_600_000_000)
     await put(store, *[new_job() for _ in range(5)])

@@ -991,25 +991,25 @@ select * from (
     select * from (
         select j.id, j.task, j.queue, j.state, j.claims, j.attempts, j.worker, j.started_at, j.ended_at, j.reason, j.error
         from holdfast_job j
-        where j.state >= 5 and j.state = 5 and j.ended_at >= :at and (j.ended_at, j.id, j.claims) > (:at, :job, :claims)
+        where j.state >= 5 and j.state = 5 and (j.ended_at, j.id, j.claims) > (:at, :job, :claims)
         order by j.ended_at, j.id, j.claims limit :limit)
     union all
     select * from (
         select j.id, j.task, j.queue, j.state, j.claims, j.attempts, j.worker, j.started_at, j.ended_at, j.reason, j.error
         from holdfast_job j
-        where j.state >= 5 and j.state = 6 and j.ended_at >= :at and (j.ended_at, j.id, j.claims) > (:at, :job, :claims)
+        where j.state >= 5 and j.state = 6 and (j.ended_at, j.id, j.claims) > (:at, :job, :claims)
         order by j.ended_at, j.id, j.claims limit :limit)
     union all
     select * from (
         select j.id, j.task, j.queue, j.state, j.claims, j.attempts, j.worker, j.started_at, j.ended_at, j.reason, j.error
         from holdfast_job j
-        where j.state >= 5 and j.state = 7 and j.ended_at >= :at and (j.ended_at, j.id, j.claims) > (:at, :job, :claims)
+        where j.state >= 5 and j.state = 7 and (j.ended_at, j.id, j.claims) > (:at, :job, :claims)
         order by j.ended_at, j.id, j.claims limit :limit)
     union all
     select * from (
         select j.id, j.task, j.queue, a.state, a.claims, a.attempt, a.worker, a.started_at, a.ended_at, a.reason, a.error
         from holdfast_attempt a cross join holdfast_job j on j.seq = a.job_seq
-        where a.state < 5 and a.ended_at >= :at and (a.ended_at, j.id, a.claims) > (:at, :job, :claims)
+        where a.state < 5 and (a.ended_at, j.id, a.claims) > (:at, :job, :claims)
         order by a.ended_at, j.id, a.claims limit :limit)
 ) order by ended_at, id, claims limit :limit;
 

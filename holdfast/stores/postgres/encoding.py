@@ -159,7 +159,6 @@ def _common_columns(job: NewJob) -> dict[str, Any]:
 
 def job_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
     """A batch as the parameters of the insert statements."""
-    is_limited = any(job.partition is not None for job in jobs)
     return {
         "ids": [job.id for job in jobs],
         "queues": [job.queue for job in jobs],
@@ -171,8 +170,8 @@ def job_columns(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "max_attempts": [job.max_attempts for job in jobs],
         "options": [None if job.options is None else encode_options(job.options) for job in jobs],
         "have_client_ids": [job.has_client_id for job in jobs],
-        "partitions": [text_or_none(job.partition) for job in jobs] if is_limited else None,
-        "weights": [job.weights for job in jobs] if is_limited else None,
+        "partitions": [text_or_none(job.partition) for job in jobs],
+        "weights": [job.weights for job in jobs],
     }
 
 

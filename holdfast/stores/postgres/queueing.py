@@ -466,8 +466,6 @@ class PostgresQueueing:
 
     # ── log lines ─────────────────────────────────────────────────────────────────────────────────────────────
     async def append_logs(self, records: Sequence[LogBatch]) -> list[bool]:
-        if not records:
-            return []
         possible = [each for each in records if is_id(each.lease.job_id)]
         if len(possible) < len(records):
             are_stored = iter(await self.append_logs(possible))

@@ -78,6 +78,7 @@ async def test_a_lost_lease_keeps_nothing(store: Store, clock: ManualClock) -> N
     answers = await store.queueing.append_logs([record(lease, given("late")) for lease in leases])
 
     assert answers == [False] * 6 + [True]
+    assert await store.queueing.append_logs([record(Lease("nonsense", 1), given("late"))]) == [False]
     assert await texts_of(store, expired.id) == await texts_of(store, freed.id) == []
     assert [line.claims for line in await lines_of(store, again.id)] == [again.claims]
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate, States
+from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, States
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOICE_SECONDS, SWEEP_TIME, Chosen, SelectionAdmin
@@ -138,8 +138,8 @@ class PostgresAdmin(SelectionAdmin):
             ids = await self._still_matching(fetch, chosen)
             rows = await fetch(self._sql["deletable"], ids=ids, states=codes)
             gone = {job_id: STATES[code] for job_id, code, _ in rows}
-            ended = [job_id for job_id, _, has_dependents in rows if has_dependents and gone[job_id] not in TERMINAL]
-            resolution = await self._resolve(fetch, ended, deleted=True)
+            depended_on = [job_id for job_id, _, has_dependents in rows if has_dependents]
+            resolution = await self._resolve(fetch, depended_on, deleted=True)
             await fetch(self._sql["delete_keys_of"], ids=list(gone), ignore_lifetime=True)
             await fetch(self._sql["delete_jobs"], ids=list(gone))
             return await self._operated(fetch, ids, gone, chosen), resolution

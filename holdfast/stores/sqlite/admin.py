@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from holdfast.core.job_changes import JobChanges
-from holdfast.core.models import TERMINAL, BulkResult, JobFilter, JobState, ReplayRate, States
+from holdfast.core.models import BulkResult, JobFilter, JobState, ReplayRate, States
 from holdfast.core.workers import WorkerCommand
 from holdfast.stores.common.named_sql import CODES, STATES
 from holdfast.stores.common.requests import CHOICE_SECONDS, Chosen, SelectionAdmin
@@ -131,12 +131,8 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         ids = self._still_matching(transaction, chosen)
         rows = transaction.connection.execute(self._sql["deletable"], {"ids": as_json(ids), "states": codes}).fetchall()
         gone = {job_id: STATES[state] for _, job_id, state, _ in rows}
-        unended = [
-            (job_id, "deleted")
-            for _, job_id, state, has_dependents in rows
-            if has_dependents and STATES[state] not in TERMINAL
-        ]
-        resolve_in(transaction, self._sql, unended)
+        depended_on = [(job_id, "deleted") for _, job_id, _, has_dependents in rows if has_dependents]
+        resolve_in(transaction, self._sql, depended_on)
         delete_rows(transaction, self._sql, [row[0] for row in rows], list(gone), keys_until=1 << 62)
         return self._operated(transaction, ids, gone, chosen.more)
 

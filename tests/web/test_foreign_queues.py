@@ -159,7 +159,7 @@ def _meanwhile(api: Api, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setattr(submitter, "_send", sent)
 
 
-def test_a_limited_keys_batch_asks_no_more_than_it_must(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_asks_no_more_than_its_key_must(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = two.api.run(two.api.app.open_store())
     asked: list[int] = []
 
@@ -174,6 +174,8 @@ def test_a_limited_keys_batch_asks_no_more_than_it_must(two: Two, monkeypatch: p
     assert len(asked) == 3
     assert two.ask("POST", "/v1/jobs/batch", {"jobs": jobs}).status_code == 200
     assert len(asked) == 7
+    assert ask(two.api, two.admin, "POST", "/v1/jobs/batch", {"jobs": jobs}).status_code == 200
+    assert len(asked) == 7, "a key for every queue"
 
 
 def test_strict_idempotency_names_no_job_of_another_queue(home: str, tmp_path: Path) -> None:

@@ -310,6 +310,7 @@ async def test_a_cancelled_claim_is_given_back(url: str) -> None:
                 await asyncio.sleep(0)
             claiming.cancel()
             (answer,) = await asyncio.gather(claiming, return_exceptions=True)
+            assert isinstance(answer, list | asyncio.CancelledError)
             held += len(answer) if isinstance(answer, list) else 0
         held += len(await take_ids(store, 1, worker="w"))
 

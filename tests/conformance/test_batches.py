@@ -74,7 +74,8 @@ async def test_batch_ends_with_its_last_member(store: Store, clock: ManualClock)
     for number, job in enumerate(jobs[:-1], 1):
         await end(store, job)
         assert await progress_of(store, batch) == (3, number, 0)
-        assert await state_of(store, batch) is WAITING
+        found = await stored(store, batch)
+        assert (found.state, found.result) == (WAITING, None)
     await end(store, jobs[-1])
     found = await stored(store, batch)
     assert (found.state, found.reason, found.error, found.result) == (SUCCEEDED, None, None, '{"members":3}')

@@ -190,4 +190,5 @@ async def test_a_url_that_says_pooled_without_need(server: Postgres, schema: str
 def test_a_pooler_the_url_does_not_name() -> None:
     found = health.check_pooler(pooled=False, through=True)
     assert (found.level, "?pooled=1" in found.remedy) == ("warning", True)
-    assert health.check_pooler(pooled=True, through=True).level == "ok"
+    found = health.check_pooler(pooled=True, through=True)
+    assert (found.level, found.text) == ("ok", "pooled=1: workers poll")

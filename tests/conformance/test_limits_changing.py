@@ -6,7 +6,10 @@ import asyncio
 from collections import Counter
 from datetime import timedelta
 
+import pytest
+
 from holdfast.core.clock import ManualClock
+from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import SEPARATOR, BucketUse, Limit, LimitChange, LimitValues
 from holdfast.core.models import Job, JobFilter, Options
 from holdfast.core.unique import Unique
@@ -152,6 +155,20 @@ async def test_replaced_payload_moves_to_its_partition(store: Store) -> None:
     assert answer.changed
     await put(store, job_of(1))
     assert sorted(tenants(await take(store, 9))) == [1, 2]
+
+
+@pytest.mark.parametrize("queue", ["default", "free"])
+async def test_moved_job_that_is_rescheduled_keeps_its_own_limits(store: Store, queue: str) -> None:
+    policy = Unique("unstarted", by=["task", "queue"], on_conflict="reschedule")
+    await limit(store, concurrency=1)
+    other = "free" if queue == "default" else "default"
+    (first,) = await store.queueing.submit([policy.bind(new_job(queue=other))])
+    await store.admin.edit(first.job_id, JobChanges(queue=queue))
+    (answer,) = await store.queueing.submit([policy.bind(new_job(queue=other))])
+    assert answer.changed
+    await put(store, new_job())
+    jobs = await take(store, 9, {"default": 9, "free": 9})
+    assert Counter(job.queue for job in jobs) == Counter({"default", queue})
 
 
 # ── races and wake-ups ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -391,8 +391,8 @@ class Workflow(Protocol):
     async def start_children(self, lease: Lease, children: Sequence[NewJob], worker: str) -> list[ChildStatus] | None:
         """Submit children of a running job, and wait for their ends, in place of what it waited for before.
 
-        None: the lease is lost. A child that is there already stays, and one that this job has started before is not
-        started again after its deletion. In one transaction (Redis: each 200 of them). Children wait for nothing.
+        None: the lease is lost. A child that is there already stays. One that this job has started before is not
+        submitted: the job that stood for it still does, deleted or not. In one transaction (Redis: each 200 of them).
         """
 
     async def read_batch(self, job_id: str) -> BatchProgress | None:

@@ -50,7 +50,8 @@ HOT: dict[str, tuple[str, ...]] = {
         ("decrement_waits", "cancel_waiters", "set_waits", "delete_receiver", "detach_receiver"), (BY_SEQ,)
     ),
     "close_open_children": ("PRIMARY KEY (waiter=?)",),
-    **dict.fromkeys(("renew_dependencies", "deleted_children"), ("PRIMARY KEY", BY_ID)),
+    "renew_dependencies": ("PRIMARY KEY", BY_ID),
+    "known_children": ("PRIMARY KEY (waiter=? AND job_id=?)",),
     **dict.fromkeys(("wait_again", "reopen_waiters", "restore_waiters"), (BY_SEQ, "PRIMARY KEY (waiter=?)")),
     "reopen_dependencies": ("holdfast_dependency_on", BY_SEQ),
     "dependencies": ("PRIMARY KEY (waiter=?)", "holdfast_dependency_on", BY_SEQ),
@@ -291,7 +292,7 @@ POSITIONAL = {
     "resolve_dependencies": ('[["id-7", "dead"], ["id-8", "succeeded"]]',),
     **dict.fromkeys(("decrement_waits", "cancel_waiters"), ("[[7, 1], [8, 1]]", NOW)),
     **dict.fromkeys(("wait_again", "reopen_waiters", "restore_waiters", "renew_dependencies"), ("[7, 8]",)),
-    "deleted_children": (7,),
+    "known_children": (7, '["id-8", "id-9"]'),
     "reopen_dependencies": ('["id-7", "id-8"]',),
     "set_waits": (7, 1),
     **dict.fromkeys(("delete_receiver", "detach_receiver", "close_open_children"), (7,)),

@@ -15,7 +15,8 @@ from holdfast.core.ids import as_ulid, new_id
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.models import Job, JobFilter, JobState, NewJob, Options, Reason, UniqueKey
 from holdfast.core.steps import NewStep
-from holdfast.core.waits import Signal, SignalReceipt, SignalWait
+from holdfast.core.unique import Unique
+from holdfast.core.waits import ChildStatus, Signal, SignalReceipt, SignalWait
 from holdfast.stores.base import EVERY_QUEUE, Store
 from tests.conformance.support import (
     WORKER,
@@ -183,6 +184,18 @@ async def test_repair_ends_where_ended_jobs_have_waited_for_each_other(store: St
     assert await states_of(store, [parent.id, child.id]) == [JobState.DEAD, CANCELLED]
 
     await everything_agrees(store, keys)
+
+
+async def test_repair_keeps_which_job_stands_for_a_child(store: Store, keys: Keys) -> None:
+    (holder,) = await put(store, Unique("active").bind(new_job()))
+    child = Unique("active").bind(new_job())
+    parent = await running(store)
+    await store.workflow.start_children(parent.lease, [child], WORKER)
+    assert keys.hgetall(f"dependencies:{parent.id}") == {holder: "end open 1", child.id: f"held {holder}"}
+    assert await store.health.repair() == []
+    await store.admin.cancel([holder])
+    await everything_agrees(store, keys)
+    assert await store.workflow.start_children(parent.lease, [child], WORKER) == [ChildStatus(holder, CANCELLED)]
 
 
 # ── bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -63,6 +63,7 @@ class ModelJob:
     counted: set[int] = field(default_factory=set)  # claims of attempts that counted and did not succeed
     given_back: set[int] = field(default_factory=set)  # claims of attempts that were refunded
     dependencies: dict[str, ModelDependency] = field(default_factory=dict)
+    stand_ins: dict[str, str] = field(default_factory=dict)  # jobs that hold the keys of its children, by their ids
     wait: int = 0  # number of its latest wait for a signal or for children
     receiver: ModelReceiver | None = None
     steps: dict[str, Step] = field(default_factory=dict)

@@ -209,9 +209,10 @@ class Waits:
         job = self.holder(lease, worker, now)
         if job is None:
             return None
-        started = {job_id for job_id, each in job.dependencies.items() if each.wait}
-        gone = {child.id for child in children if child.id in started and child.id not in self.jobs}
-        ids = [child.id if child.id in gone else submit(child, now)[0] for child in children]
+        known = {job_id: job_id for job_id, each in job.dependencies.items() if each.wait} | job.stand_ins
+        ids = [known.get(child.id) or submit(child, now)[0] for child in children]
+        pairs = [(child.id, job_id) for child, job_id in zip(children, ids, strict=True)]
+        job.stand_ins |= {child: other for child, other in pairs if other not in (child, lease.job_id)}
         job.wait += 1
         if job.receiver is not None:
             job.receiver.claims = 0

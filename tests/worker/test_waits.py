@@ -422,6 +422,42 @@ async def test_killed_parent_takes_up_its_children_again(app: Holdfast) -> None:
         assert sorted(ledger.done) == ["again", "again", "child 0", "child 1", "child 2"]
 
 
+@pytest.mark.parametrize("unique", ["unstarted", "active"])
+async def test_unique_child_of_several_calls_runs_once(app: Holdfast, unique: Any) -> None:
+    paid: list[int] = []
+
+    @app.task("pay", queue="pay", unique=unique)
+    async def pay(order: int) -> int:
+        paid.append(order)
+        return order * 10
+
+    @app.task("order")
+    async def place(context: Context, order: int, name: str) -> int:
+        return await context.call(pay, order)
+
+    @app.task("twice")
+    async def twice(context: Context, order: int) -> list[int]:
+        return await context.gather(*[context.call(pay, order) for _ in range(2)])
+
+    @app.task("in-turn")
+    async def in_turn(context: Context, order: int) -> list[int]:
+        return [await context.call(pay, order) for _ in range(2)]
+
+    async with harness(app) as harnessed:
+        await pay.enqueue(2)
+        handles = [await place.enqueue(order, name) for order in (1, 2) for name in "ab"]
+        gathered, sequential = await twice.enqueue(3), await in_turn.enqueue(4)
+        await app.pause("pay")
+        await harnessed.start()
+        await harnessed.run_until_idle()  # all of them wait
+        await app.resume("pay")
+        await harnessed.run_until_idle()
+        assert [await each.result(timeout=0) for each in handles] == [10, 10, 20, 20]
+        assert await gathered.result(timeout=0) == [30, 30]
+        assert await sequential.result(timeout=0) == [40, 40]
+        assert sorted(paid) == [1, 2, 3, 4, 4]  # a call after the end of the first is other work
+
+
 async def test_child_with_the_key_of_its_parent_is_refused(app: Holdfast) -> None:
     @app.task("order")
     async def order(context: Context) -> None:

@@ -725,13 +725,13 @@ select id from holdfast.job
 where id = :id and claims = :claims and state + 0 = 2 and lease_until + 0 > :now and worker = :worker
 for no key update;
 
--- name: deleted_children
--- Those that a job has started, and that are gone.
-select d.job_id::text from holdfast.dependency d
-where d.waiter = :id and d.is_child and not exists (select from holdfast.job j where j.id = d.job_id);
+-- name: known_children
+-- Those that a job has started before, and the jobs that stand for them.
+select job_id::text, coalesce(holder, job_id)::text from holdfast.dependency
+where waiter = :id and is_child and job_id = any(:ids::uuid[]);
 
 -- own: await_children
-select job_id, state from holdfast.await_children(:id, :ids);
+select job_id, state from holdfast.await_children(:id, :ids, :jobs);
 
 -- name: receiver
 select r.topic, r.step, r.begun_at, r.deadline
@@ -743,7 +743,7 @@ where r.job_id = :id and r.is_listed and r.claims = j.claims and j.state + 0 in 
 select members, members - waits, failed from holdfast.job where id = :id and members is not null;
 
 -- own: dependencies_of
-select job_id::text, condition, state, is_child from holdfast.dependency where waiter = :id order by job_id limit :limit;
+select job_id::text, condition, state, is_child from holdfast.dependency where waiter = :id and holder is null order by job_id limit :limit;
 
 -- own: dependents_of
 select d.waiter::text, d.condition, d.state, d.is_child

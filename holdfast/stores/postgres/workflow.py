@@ -146,19 +146,19 @@ class PostgresWorkflow:
         async def run_in_transaction(
             fetch: Fetch,
         ) -> tuple[list[ChildStatus] | None, dict[str, QueuePosition], Resolution]:
-            await fetch(self._sql["lock_children"], ids=[child.id for child in bound])
+            asked = [child.id for child in bound]
+            await fetch(self._sql["lock_children"], ids=asked)
             if not await fetch(self._sql["lock_leased_job"], id=lease.job_id, claims=lease.claims, worker=worker):
                 return None, {}, NOTHING_RESOLVED
-            gone = {job_id for (job_id,) in await fetch(self._sql["deleted_children"], id=lease.job_id)}
-            left = [child for child in bound if child.id not in gone]
+            jobs = dict(await fetch(self._sql["known_children"], id=lease.job_id, ids=asked))
+            left = [child for child in bound if child.id not in jobs]
             # Batches are locked after the parent, which may be a member: its end locks it first too.
             answers, resolution = await insert_related(self._sql, left, fetch, self._pool.instant)
-            ids = {child.id: answer.job_id for child, answer in zip(left, answers, strict=True)}
-            others = [job_id for job_id in ids.values() if job_id != lease.job_id]  # a child may have the job's key
-            rows = await fetch(self._sql["await_children"], id=lease.job_id, ids=others)
+            jobs |= {child.id: answer.job_id for child, answer in zip(left, answers, strict=True)}
+            others = {each: job for each, job in jobs.items() if job != lease.job_id}  # a child may have the job's key
+            rows = await fetch(self._sql["await_children"], id=lease.job_id, ids=[*others], jobs=[*others.values()])
             states = {lease.job_id: JobState.RUNNING} | {job_id: STATES[code] for job_id, code in rows}
-            started = [ids.get(child.id, child.id) for child in bound]
-            statuses = [ChildStatus(job_id, states.get(job_id)) for job_id in started]
+            statuses = [ChildStatus(jobs[each], states.get(jobs[each])) for each in asked]
             return statuses, first_positions(left, answers), resolution
 
         extra_time = find_extra_time(len(children), sum(len(child.payload) for child in children))

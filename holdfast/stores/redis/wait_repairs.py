@@ -105,11 +105,11 @@ class _WaitAudit:
         edges = self._edges[waiter] = {}
         for job, text in fields.items():
             edge = _Edge.parse(text)
-            if edge is None:
+            if edge is not None:
+                edges[job] = edge
+                self._waiters[job].add(waiter)
+            elif not text.startswith(b"held "):  # by a job, which has a dependency of its own
                 yield RepairStep(OUT, ("HDEL", self._names("dependencies:") + waiter, job))
-                continue
-            edges[job] = edge
-            self._waiters[job].add(waiter)
 
     def _resolve(self, waiter: bytes) -> Iterator[RepairStep]:
         key = self._names("dependencies:") + waiter

@@ -174,19 +174,20 @@ def add_members(
 
 
 def wait_for_children(
-    statements: Mapping[str, str], parent: tuple[int, str], children: Sequence[str]
+    statements: Mapping[str, str], parent: tuple[int, str], children: Mapping[str, str]
 ) -> StatementFlow[dict[str, JobState]]:
     """Makes a job (its row and id) wait for the ends of its children; returns the states of those that are there.
 
-    A child may be the job itself, whose key it has: that is no dependency.
+    ``children``: their own ids, and the jobs that stand for them. The job itself, whose key one has, is no dependency.
     """
     seq, job_id = parent
-    rows = yield Statement(statements["mark_depended_on"], (as_json(children),))
+    rows = yield Statement(statements["mark_depended_on"], (as_json(children.values()),))
     states = {child: STATES[code] for child, code, _ in rows}
     others = {child: state for child, state in states.items() if child != job_id}
-    edges = as_json((child, Condition.END, _edge_state(Condition.END, state)) for child, state in others.items())
+    edges = [(child, Condition.END, _edge_state(Condition.END, state)) for child, state in others.items()]
+    held = [(child, Condition.END, _MET, holder) for child, holder in children.items() if holder not in (child, job_id)]
     yield Statement(statements["close_open_children"], (seq,))
-    yield Statement(statements["add_dependencies"], (job_id, edges, 1))
+    yield Statement(statements["add_dependencies"], (job_id, as_json([*edges, *held]), 1))
     yield Statement(statements["detach_receiver"], (seq,))
     yield Statement(statements["set_waits"], (seq, sum(state not in TERMINAL for state in others.values())))
     return states

@@ -412,9 +412,9 @@ update holdfast_job set members = members + ?2, waits = waits + ?2 where id = ?1
 update holdfast_job set state = ?2, run_at = ?3, waits = ?4, reason = ?5, error = ?6, ended_at = ?7 where id = ?1;
 
 -- own: add_dependencies
--- Of one job: [job id, condition, state] of each. One that is there is replaced: it is now a child.
-insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
-select j.seq, d.value ->> 0, d.value ->> 1, d.value ->> 2, ?3 from holdfast_job j cross join json_each(?2) d where j.id = ?1
+-- Of one job: [job id, condition, state, holder] of each. One that is there is replaced: it is now a child.
+insert into holdfast_dependency (waiter, job_id, condition, state, is_child, holder)
+select j.seq, d.value ->> 0, d.value ->> 1, d.value ->> 2, ?3, d.value ->> 3 from holdfast_job j cross join json_each(?2) d where j.id = ?1
 on conflict do update set condition = excluded.condition, state = excluded.state, is_child = excluded.is_child;
 
 -- own: close_open_children
@@ -517,10 +517,10 @@ where seq in (select value from json_each(?1)) and state > 4
     or not exists (select 1 from holdfast_dependency d where d.waiter = holdfast_job.seq and d.state = 2))
 returning id, has_dependents;
 
--- name: deleted_children
--- Those that a job has started, and that are gone.
-select job_id from holdfast_dependency
-where waiter = ?1 and is_child and not exists (select 1 from holdfast_job j where j.id = holdfast_dependency.job_id);
+-- name: known_children
+-- Those that a job has started before, and the jobs that stand for them.
+select job_id, coalesce(holder, job_id) from holdfast_dependency
+where waiter = ?1 and is_child and job_id in (select value from json_each(?2));
 
 -- own: states_by_id
 select id, state from holdfast_job where id in (select value from json_each(?1));
@@ -536,7 +536,7 @@ select members, members - waits, failed from holdfast_job where id = :id and mem
 -- Of a job, and those on it.
 select * from (
     select 0 as other, d.job_id as id, d.condition, d.state, d.is_child from holdfast_dependency d
-    where d.waiter = (select seq from holdfast_job where id = :id) order by d.job_id limit :limit)
+    where d.waiter = (select seq from holdfast_job where id = :id) and d.holder is null order by d.job_id limit :limit)
 union all
 select * from (
     select 1, w.id, d.condition, d.state, d.is_child from holdfast_dependency d cross join holdfast_job w on w.seq = d.waiter

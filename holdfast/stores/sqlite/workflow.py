@@ -130,16 +130,15 @@ class SqliteWorkflow(LimitedFamily):
         seq = self._live_leases(transaction, [(lease, worker)]).get(0)
         if seq is None:
             return None
-        gone = {job_id for (job_id,) in connection.execute(self._sql["deleted_children"], (seq,))}
-        left = [child for child in children if child.id not in gone]
+        jobs = dict(connection.execute(self._sql["known_children"], (seq, as_json(child.id for child in children))))
+        left = [child for child in children if child.id not in jobs]
         answers = submit_in(transaction, self._sql, left)
         for child, answer in zip(left, answers, strict=True):
+            jobs[child.id] = answer.job_id
             if answer.created:
                 transaction.notify_topic(f"queue:{child.queue}")
-        ids = {child.id: answer.job_id for child, answer in zip(left, answers, strict=True)}
-        states = run_flow(connection, wait_for_children(self._sql, (seq, lease.job_id), [*ids.values()]))
-        started = [ids.get(child.id, child.id) for child in children]
-        return [ChildStatus(job_id, states.get(job_id)) for job_id in started]
+        states = run_flow(connection, wait_for_children(self._sql, (seq, lease.job_id), jobs))
+        return [ChildStatus(jobs[child.id], states.get(jobs[child.id])) for child in children]
 
     async def read_batch(self, job_id: str) -> BatchProgress | None:
         rows = await self._opened().read(lambda reader: reader.execute(self._sql["batch"], {"id": job_id}).fetchall())

@@ -133,6 +133,7 @@ create table holdfast.dependency (
     is_child boolean not null,          -- the waiting job has started it
     condition text not null check (condition in ('success', 'failure', 'end')),
     state text not null check (state in ('open', 'met', 'failed')),
+    holder uuid,                        -- of a child that was not stored: the job that holds its key and stands for it
     primary key (waiter, job_id)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 create index dependency_on on holdfast.dependency (job_id, state, waiter);
@@ -864,25 +865,26 @@ begin
 end
 $$;
 
--- A running job waits for children, which its transaction has submitted or found, in place of what it waited for before.
--- Answers the states of those that there are.
-create function holdfast.await_children(parent uuid, children uuid[]) returns table (job_id text, state holdfast.job_state)
-language plpgsql set search_path = pg_catalog, pg_temp
+-- A running job waits for children, for each of which a job stands that its transaction has submitted or found, in place of
+-- what it waited for before. Answers the states of those that there are.
+create function holdfast.await_children(parent uuid, children uuid[], jobs uuid[])
+returns table (job_id text, state holdfast.job_state) language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 begin
-    perform holdfast.lock_dependencies(children);
+    perform holdfast.lock_dependencies(jobs);
     update holdfast.dependency d set state = 'met'
-    where d.waiter = parent and d.is_child and d.state = 'open' and not d.job_id = any(children);
-    insert into holdfast.dependency as d (waiter, job_id, condition, state, is_child)
-    select distinct parent, j.id, 'end', case when j.state < 5 then 'open' else 'met' end, true
-    from holdfast.job j where j.id = any(children) order by j.id
+    where d.waiter = parent and d.is_child and d.state = 'open' and not d.job_id = any(jobs);
+    insert into holdfast.dependency as d (waiter, job_id, condition, state, is_child, holder)
+    select parent, j.id, 'end', case when j.state < 5 then 'open' else 'met' end, true, null
+    from holdfast.job j where j.id = any(jobs)
+    union all select parent, c.child, 'end', 'met', true, c.job from unnest(children, jobs) c (child, job) where c.child <> c.job
     on conflict (waiter, job_id) do update set condition = 'end', state = excluded.state, is_child = true;
     update holdfast.receiver r set is_listed = false where r.job_id = parent and r.is_listed;
     update holdfast.job j
     set waits = (select count(*) from holdfast.dependency d where d.waiter = parent and d.is_child and d.state = 'open')
     where j.id = parent;
-    return query select j.id::text, j.state from holdfast.job j where j.id = any(children);
+    return query select j.id::text, j.state from holdfast.job j where j.id = any(jobs);
 end
 $$;
 

@@ -1,9 +1,9 @@
 -- fragment: waits
 -- What jobs wait for. A waiter's dependencies are in the hash `dependencies:WAITER`: job → "CONDITION STATE WAIT". WAIT
--- is 0 for those given at its submission, else the number of the wait for which it started this child. The waiters of a
--- job are in `dependents:JOB`, all scores 0. The field `waits` of a waiter is the number of its dependencies that are
--- not met, or 1 for a signal; only dependencies whose WAIT is 0 or equals `waitNumber` count. A batch has the fields
--- `members` and `failed`; its `waits` counts members that have not ended, and 1 more while it has the field `submitting`.
+-- is 0 for those given at its submission, else the number of the wait for which it started this child. A child whose key
+-- another job holds has "held JOB" instead. The waiters of a job are in `dependents:JOB`, all scores 0. The field `waits` of a
+-- waiter is the number of its dependencies that are not met, or 1 for a signal; only dependencies whose WAIT is 0 or equals
+-- `waitNumber` count. A batch has `members` and `failed`; its `waits` counts open members, and 1 more while it has `submitting`.
 local resolved = {} -- jobs that this script has made due or cancelled since their waits are over
 local ENDED_STATES = { succeeded = true, dead = true, cancelled = true }
 

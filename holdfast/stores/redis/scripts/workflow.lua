@@ -229,10 +229,9 @@ if not has_lease then
 end
 local is_first = ARGV[6] == '1'
 each_job(7, function(n)
-    local _, _, number = parse_edge(safe_call('HGET', dependencies_key(parent), ARGV[n]))
-    if (number or '0') ~= '0' and call('EXISTS', JOB .. ARGV[n]) == 0 then
-        left_out[ARGV[n]] = true -- started before, and deleted since
-    end
+    local text = safe_call('HGET', dependencies_key(parent), ARGV[n])
+    aliases[ARGV[n]] = string.match(text or '', '^held (.+)$')
+    left_out[ARGV[n]] = aliases[ARGV[n]] or (select(3, parse_edge(text)) or '0') ~= '0' -- started before
 end)
 local stored, refused = store_jobs(7)
 if refused then
@@ -254,15 +253,14 @@ for n, given in ipairs(given_ids) do
     local _, edge_state, edge_wait = parse_edge(safe_call('HGET', dependencies_key(parent), child))
     local is_counted = seen[child] or edge_wait == wait and edge_state == 'open'
     seen[child] = true
-    if child == parent then
-        -- the child has the key of its parent, which cannot wait for itself: no dependency
-    elseif state ~= '' and not ENDED_STATES[state] then
-        open = open + (is_counted and 0 or 1)
+    if child ~= parent and state ~= '' then -- a child may have the key of its parent, which cannot wait for itself
+        local is_open = not ENDED_STATES[state]
+        open = open + (is_open and not is_counted and 1 or 0)
         edges[#edges + 1] = child
-        edges[#edges + 1] = 'end open ' .. wait
-    elseif state ~= '' then
-        edges[#edges + 1] = child
-        edges[#edges + 1] = 'end met ' .. wait
+        edges[#edges + 1] = (is_open and 'end open ' or 'end met ') .. wait
+    end
+    if child ~= parent and child ~= given then
+        safe_call('HSET', dependencies_key(parent), given, 'held ' .. child)
     end
 end
 add_edges(parent, edges)

@@ -129,6 +129,7 @@ create table holdfast_dependency (
     condition text not null check (condition in ('success', 'failure', 'end')),
     state integer not null,             -- 0 open 1 met 2 failed
     is_child integer not null,          -- the waiting job has started it
+    holder text,                        -- of a child that was not stored: the job that holds its key and stands for it
     primary key (waiter, job_id)
 ) strict, without rowid;
 

@@ -330,6 +330,19 @@ async def test_holder_of_a_key_stands_for_a_child_after_it_has_ended(store: Stor
     ]
 
 
+async def test_holder_of_a_key_stands_for_a_child_of_a_replayed_parent(store: Store) -> None:
+    """As a child that was started stays one: its work is done once."""
+    (holder,) = await put(store, Unique("active").bind(new_job()))
+    child, parent = Unique("active").bind(new_job()), await running(store)
+    await start(store, parent, child)
+    await settle(store, parent, JobState.DEAD, reason=Reason.ERROR, error="boom")
+    (job,) = await take(store)
+    await settle(store, job)
+    await store.admin.replay([parent.id])
+    (again,) = await take(store)
+    assert await start(store, again, child) == [ChildStatus(holder, JobState.SUCCEEDED)]
+
+
 async def test_child_stands_for_others_with_its_key(store: Store) -> None:
     children = [Unique("active").bind(new_job()) for _ in range(3)]
     parent = await running(store)

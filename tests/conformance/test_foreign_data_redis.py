@@ -52,6 +52,7 @@ async def read_everything(store: Store) -> None:
         await store.query.find(JobFilter(states=(state,)), limit=100)
         await store.query.count(JobFilter(states=(state,), tasks=("work",)))
     await queues(store)
+    await store.query.stats(recent=LATER, max_count=100)
     await store.query.workers()
     await store.maintenance.find_expired_leases(limit=100)
     await store.health.doctor()

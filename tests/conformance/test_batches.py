@@ -199,6 +199,13 @@ async def test_member_of_what_is_no_batch_is_refused_whole(store: Store) -> None
         assert await states_of(store, [innocent.id, lost.id]) == [None, None]
 
 
+async def test_member_of_a_plain_job_far_before_it_is_refused_whole(store: Store) -> None:
+    plain = new_job()
+    with pytest.raises(Invalid, match=plain.id):
+        await put(store, plain, *[new_job() for _ in range(1000)], member(plain))
+    assert await store.query.count(JobFilter()) == 0
+
+
 async def test_job_that_stands_for_a_member_is_one(store: Store) -> None:
     (holder,) = await put(store, new_job(key="one"))
     done = await ended(store, SUCCEEDED, key="two", queue="other")

@@ -132,11 +132,10 @@ def rewrite_unstarted(
     if not rewritten:
         return []
     if changes.payload is not None:
-        large = len(changes.payload) > INLINE_PAYLOAD
+        inline = changes.payload if len(changes.payload) <= INLINE_PAYLOAD else None
         yield Statement(statements["drop_payload"], (job_id,))
-        yield Statement(statements["rewrite_payload"], (job_id, None if large else changes.payload))
-        if large:
-            yield Statement(statements["insert_payload"], (job_id, changes.payload))
+        yield Statement(statements["rewrite_payload"], (job_id, inline))
+        yield Statement(statements["insert_payload"], (job_id, changes.payload))  # unless it is in the job's row
     if changes.options is not None:
         yield Statement(statements["drop_tags"], (job_id,))
         yield Statement(statements["rewrite_options"], (job_id, options_text(changes.options)))

@@ -85,6 +85,7 @@ def as_ulid(job_id: str) -> str:
 def check_id(text: str) -> str:
     """Returns the canonical form of an id that a client gives to a new job. Raises Invalid."""
     canonical = parse_id(str(text))
-    if canonical is None:
-        raise Invalid("id", text, "give a UUID (or leave it out, and use key=… for a name of your own)")
+    if canonical is None or not canonical.strip("0-") or not canonical.strip("f-"):  # those mark ends of ranges of ids
+        remedy = "give a UUID other than all zeros or all ones (or leave it out, and use key=… for a name of your own)"
+        raise Invalid("id", text, remedy)
     return canonical

@@ -54,6 +54,15 @@ def test_every_option_is_stored_as_submitted(api: Api) -> None:
     assert (again["retry"], again["run_at"]) == (job["retry"], "2030-01-31T08:00:00.000000Z")
 
 
+@pytest.mark.parametrize("digit", ["0", "f"])
+def test_uuids_that_name_nothing_are_refused_as_ids(api: Api, digit: str) -> None:
+    """A job with such an id would be in no list of PostgreSQL, or beside the marks of the event stream."""
+    problem = api.refused("POST", "/v1/jobs", 422, json={"task": "work", "payload": {}, "id": digit * 32})
+    assert (problem["field"], problem["value"]) == ("id", repr(digit * 32))
+    assert "other than all zeros or all ones" in problem["detail"]
+    assert api.count() == 0
+
+
 @pytest.mark.rows("A110")
 def test_unlimited_attempts_are_refused_below_a_limit(api: Api) -> None:
     problem = api.refused("POST", "/v1/jobs", 422, json={"task": "work", "payload": {}, "max_attempts": "unlimited"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -95,6 +96,20 @@ async def test_of_equal_priority_the_earlier_eligible_goes_first(
 
     due = [early.id, late.id]
     assert await take_ids(store) == ([now, *due] if carried else [*due, now])
+
+
+@pytest.mark.parametrize("delays", [(2,), (7,), (2, 7)])
+async def test_due_jobs_take_their_places_among_ready_ones(
+    store: Store, clock: ManualClock, carried: bool, delays: Sequence[int]
+) -> None:
+    due = await put(store, *[new_job(run_at_us=clock() + 1_000_000 * delay + 1) for delay in delays])
+    ready: list[str] = []
+    for _ in range(10):
+        ready += await put(store)
+        clock.advance(1)
+    places = dict(zip([*due, *ready], [*(delay + 0.5 for delay in delays), *range(10)], strict=True))
+
+    assert await take_ids(store) == ([*ready, *due] if carried else sorted(places, key=places.__getitem__))
 
 
 async def test_an_instant_in_the_past_jumps_no_queue(store: Store, clock: ManualClock) -> None:

@@ -117,7 +117,7 @@ local function make_transitions()
             return push_ids(list, 'LPUSH', group)
         end
         local middle = position_of(call('LINDEX', list, math.floor(length / 2)))
-        local at_tail = length <= MERGE_WINDOW or not middle or is_before(middle, group[1])
+        local at_tail = not middle or is_before(middle, group[1])
         merge_from_end(list, group, at_tail)
         push_ids(list, at_tail and 'RPUSH' or 'LPUSH', group)
     end

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from holdfast import Holdfast
+from holdfast import ConfigError, Holdfast
 from tests.support.redis_groups import SERVICE, Cluster, Sentinel, replicated
 from tests.transports.support import QUICK, Pairing, Recorder, until, until_true, working
 
@@ -34,6 +36,17 @@ async def test_keys_of_a_transport_share_one_cluster_slot(postgres_url: str, tra
                 assert not handle.wake_up_delayed
             await until(lambda: len(done) == 10, "the jobs")
         assert [each.name for each in events.events if each.name.startswith("transport")] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "dead_key"), [("ids", "dead"), ("{a}:ids", "dead"), ("ids", "{a}:dead"), ("{a}", "{b}")]
+)
+async def test_keys_in_several_cluster_slots_are_refused(key: str, dead_key: str) -> None:
+    keys: dict[str, Any] = {"transport_key": key, "transport_dead_key": dead_key}
+    app = Holdfast("postgresql://db/x", transport="redis_list", transport_url="redis+cluster://h", **keys)
+    with pytest.raises(ConfigError, match=r"must have the same {tag}"):
+        await app.open_store()
+    await app.close()
 
 
 @KINDS

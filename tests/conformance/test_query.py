@@ -65,6 +65,13 @@ async def test_outlines_are_jobs_without_what_may_be_large(store: Store, clock: 
     assert await store.query.summaries([]) == []
 
 
+async def test_states_may_be_given_as_plain_text(store: Store, clock: ManualClock) -> None:
+    dead = await ended(store, JobState.DEAD)
+    where = JobFilter(states=("dead",))  # type: ignore[arg-type]  # the text is equal to the state
+    assert [job.id for job in (await store.query.find(where, limit=10)).jobs] == [dead]
+    assert await store.query.count(where) == 1
+
+
 async def test_filters_match_what_they_say(store: Store, clock: ManualClock) -> None:
     queued, tagged = await put(
         store, new_job("a"), new_job("b", queue="other", options=Options(tags=("red", "two words")))

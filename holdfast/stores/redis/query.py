@@ -225,7 +225,7 @@ class RedisReader:
             return None
         ids: list[bytes] = []
         for state in set(where.states):
-            ids += await self._pool.run_command("ZRANGE", f"{self._prefix}ended:{state.value}", 0, _FEW)
+            ids += await self._pool.run_command("ZRANGE", f"{self._prefix}ended:{state}", 0, _FEW)
         if len(ids) > _FEW:
             return None
         found: list[Shown] = []

@@ -102,7 +102,7 @@ def sum_counts(rows: Iterable[Sequence[Any]]) -> StateCounts:
     for *numbers, first_created in rows:
         totals = [total + number for total, number in zip(totals, numbers, strict=True)]
         created += [] if first_created is None else [first_created]
-    return StateCounts(dict(zip(STATES, totals, strict=True)), min(created, default=None))
+    return StateCounts({state: totals[CODES[state]] for state in JobState}, min(created, default=None))
 
 
 def may_read_all(where: JobFilter, searches: Sequence[Search]) -> bool:

@@ -257,7 +257,7 @@ class Model(Waits):
 
     def is_kept(self, job_id: str, pruned: Set[str] = frozenset()) -> bool:
         """True if it is not pruned, however long ago it ended."""
-        return self.is_awaited(job_id) or self.comes_back(job_id, pruned)
+        return self.is_awaited(job_id) or self.is_read_again(job_id, pruned) or self.comes_back(job_id, pruned)
 
     def prune(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:

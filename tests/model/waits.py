@@ -126,6 +126,12 @@ class Waits:
         """True if a job that has not ended waits, or waited, for this one."""
         return any(job_id in job.dependencies and job.state not in TERMINAL for job in self.jobs.values())
 
+    def is_read_again(self, job_id: str, pruned: Set[str]) -> bool:
+        """True if the replay of a dead or cancelled parent reads how this child ended."""
+        unsuccessful = (JobState.DEAD, JobState.CANCELLED)
+        parents = [job for other, job in self.jobs.items() if other not in pruned and job.state in unsuccessful]
+        return any(job_id in job.dependencies and job.dependencies[job_id].wait for job in parents)
+
     def comes_back(self, job_id: str, pruned: Set[str]) -> bool:
         """True if the replay of a failed job makes this one wait again, which it has cancelled."""
         job = self.jobs[job_id]

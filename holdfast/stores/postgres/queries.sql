@@ -801,7 +801,7 @@ from holdfast.job j where j.state = 2 and j.lease_until <= :now
 order by j.lease_until limit :limit for no key update skip locked;
 
 -- name: prune_jobs
--- Not those for which a job waits or waited that has not ended, nor those that a replay of a failed job brings back.
+-- Not those that `is_needed` finds, nor those that a replay of a failed job brings back.
 select id::text, has_key, has_dependents from holdfast.job
 where state >= 5 and (state, ended_at) >= (:state::smallint, 0::bigint)
   and (state, ended_at) <= (:state::smallint, :now - :span::bigint)

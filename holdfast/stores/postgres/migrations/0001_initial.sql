@@ -654,12 +654,12 @@ begin
 end
 $$;
 
--- Whether a job that has not ended waits, or has waited, for this one.
+-- Whether a job waits or waited for this one, and has not ended; or has started it, and is dead or cancelled: its replay reads how it ended.
 create function holdfast.is_needed(job uuid) returns boolean
 language plpgsql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     return exists (select from holdfast.dependency d
-        where d.job_id = job and (select w.state from holdfast.job w where w.id = d.waiter) < 5);
+        where d.job_id = job and (select w.state < 5 or d.is_child and w.state > 5 from holdfast.job w where w.id = d.waiter));
 end
 $$;
 

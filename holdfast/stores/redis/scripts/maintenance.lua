@@ -45,34 +45,35 @@ return { jobs, scanned }
 
 -- fragment: pruning
 -- Deletion of jobs whose retention is over. ARGV: 3 state, 4 retention in microseconds, 5 limit. A job is kept as long
--- as one that waits or waited for it has not ended; a job that a dependency has cancelled, as long as one that failed is
--- stored. It is in `kept:STATE`, by the instant of the latest look at it, and its field `keptFor` names that job.
+-- as a waiter needs it; one that a dependency has cancelled, as long as one that failed is stored. It is in `kept:STATE`,
+-- by the instant of the latest look at it, and its field `keptFor` names that job.
 local state, cutoff, max_jobs = ARGV[3], now - tonumber(ARGV[4]), tonumber(ARGV[5])
 local ended, kept = PREFIX .. 'ended:' .. state, PREFIX .. 'kept:' .. state
 local MAX_LOOKS = 1000 -- waiters that one script looks at
 local pruned, scanned, looks_left = 0, 0, MAX_LOOKS
 
-local function is_open(waiter)
+-- True if a waiter has not ended, or is dead or cancelled and has started the job: a replay of it reads how this ended.
+local function needs(waiter, id)
     local waiter_state = read_fields(waiter, 'state')
-    return waiter_state and not ENDED_STATES[waiter_state]
+    local _, _, wait = parse_edge(safe_call('HGET', dependencies_key(waiter), id))
+    return wait and waiter_state and (not ENDED_STATES[waiter_state] or wait ~= '0' and waiter_state ~= 'succeeded')
 end
 
--- True if a waiter has not ended; nil if it is not known yet: the next script looks at its further waiters. `looked_to`:
+-- True if a waiter needs the job; nil if it is not known yet: the next script looks at its further waiters. `looked_to`:
 -- the field `hasDependents`, the last waiter at which earlier scripts have looked, or 1.
-local function has_open_waiter(id, kept_for, looked_to)
-    local open_waiter = kept_for and is_open(kept_for) and safe_call('HEXISTS', dependencies_key(kept_for), id) == 1
-        and kept_for
+local function is_needed(id, kept_for, looked_to)
+    local needing = kept_for and needs(kept_for, id) and kept_for
     local from = looked_to == '1' and '-' or '(' .. looked_to
-    local waiters = open_waiter and {} or safe_call('ZRANGEBYLEX', dependents_key(id), from, '+', 'LIMIT', 0, MAX_LOOKS)
+    local waiters = needing and {} or safe_call('ZRANGEBYLEX', dependents_key(id), from, '+', 'LIMIT', 0, MAX_LOOKS)
     for _, waiter in ipairs(waiters) do
         looks_left = looks_left - 1
-        if is_open(waiter) then
-            open_waiter = waiter
+        if needs(waiter, id) then
+            needing = waiter
             break
         end
     end
-    if open_waiter then
-        call('HSET', JOB .. id, 'keptFor', open_waiter, 'hasDependents', 1) -- others may be open at the next look
+    if needing then
+        call('HSET', JOB .. id, 'keptFor', needing, 'hasDependents', 1) -- others may need it at the next look
         return true
     elseif #waiters < MAX_LOOKS then
         return false
@@ -113,7 +114,7 @@ local function prune(id, ended_at)
         return 'recent'
     end
     if has_dependents then
-        local is_kept = has_open_waiter(id, kept_for, has_dependents)
+        local is_kept = is_needed(id, kept_for, has_dependents)
         if is_kept ~= false then
             return is_kept and 'kept' or 'later'
         end

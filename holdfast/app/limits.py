@@ -83,12 +83,12 @@ class LimitManager:
     @requires_loop
     async def change(self, /, name: str, **values: Any) -> Limit:
         """Change values of a limit: concurrency, rate, burst, weight, shares, depth. They hold at once, and go before
-        the declared values until ``reset``. None takes one away."""
+        the declared values until ``reset``. None takes one away; a new rate or weight, the burst."""
         check_options(values or ["nothing"], VALUE_OPTIONS, "value")
 
         def with_values(known: Limit | None) -> Limit:
             limit = found_definition(known, f"limit {name}")
-            given = {**format_values(limit.values), **({"burst": None} if "rate" in values else {}), **values}
+            given = format_values(limit.values) | ({"burst": None} if values.keys() & {"rate", "weight"} else {}) | values
             declared = limit.declared or (limit.values if limit.owner is not None else None)
             changed = replace(limit, values=parse_values(given), declared=declared)
             if limit.queue is limit.task is None:

@@ -141,7 +141,7 @@ def _free_at(each: Limit, use: BucketDocument) -> str:
 _VALUES = (
     click.option("--concurrency", metavar="N", help="Jobs that may run at once."),
     click.option("--rate", metavar="RATE", help="Starts in a span: 10/s, 90/m, 100/15m, 500/h."),
-    click.option("--burst", metavar="N", help="Starts that may come at once [a tenth of a second's worth]."),
+    click.option("--burst", metavar="N", help="Starts at once [a tenth of a second's worth, at least the weight]."),
     click.option("--weight", metavar="N|PATH", help="Room and tokens of a job, or where its payload says them [1]."),
     click.option("--depth", metavar="N", help="Jobs that may wait; more submissions are refused."),
     click.option("--share", "shares", metavar="VALUE=N", multiple=True, help="Turns of a value of the key [1]."),

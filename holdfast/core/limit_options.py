@@ -25,7 +25,7 @@ class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue, task: the jobs it applies to; neither: a bucket that handlers take from, by ``context.limit(name)``.
     by: a path in the payload, like "args.tenant": each value has a bucket of its own, and they take turns.
     concurrency: jobs that run at once. rate: starts, like "10/s", "100/15m"; burst: how many of them may come at once,
-    by default a tenth of a second's worth, at least 1.
+    by default a tenth of a second's worth, at least the weight; to be given where the payload says the weight.
     weight: the room and tokens that a job takes, or a path in its payload. shares: turns by value of the key.
     depth: jobs that may wait, of each value with ``by``; submissions beyond it raise `QueueFull`.
     """
@@ -86,7 +86,10 @@ def parse_values(given: Mapping[str, Any]) -> LimitValues:
     number, period_us = (None, 1_000_000) if rate is None else _parse_rate(rate)
     if burst is not None and number is None:
         raise Invalid("burst", burst, "give rate too")
-    usual = 1 if number is None else max(1, number * _BURST_US // period_us)
+    weight = _parse_weight(1 if weight is None else weight)
+    if burst is None and number is not None and isinstance(weight, str):
+        raise Invalid("weight", weight, "give burst too, at least the greatest weight: no job takes more tokens")
+    usual = 1 if number is None or isinstance(weight, str) else max(weight, number * _BURST_US // period_us)
     return LimitValues(
         concurrency=None
         if concurrency is None
@@ -94,7 +97,7 @@ def parse_values(given: Mapping[str, Any]) -> LimitValues:
         rate=number,
         period_us=period_us,
         burst=usual if burst is None else parse_count(burst, "burst", least=1, most=MAX_CONCURRENCY, text=False),
-        weight=_parse_weight(1 if weight is None else weight),
+        weight=weight,
         shares=_parse_shares(shares or {}),
         depth=None if depth is None else parse_count(depth, "depth", least=1, most=MAX_DEPTH, text=False),
     )

@@ -86,7 +86,7 @@ _VALUES = (
     Field(
         "burst",
         _or_null(integer_value(1, MAX_CONCURRENCY)),
-        "Starts that may come at once; left out: a tenth of a second's worth, at least 1.",
+        "Starts that may come at once; left out: a tenth of a second's worth, at least the weight.",
         nullable=True,
     ),
     Field(

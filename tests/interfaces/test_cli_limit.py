@@ -59,7 +59,9 @@ def test_use_of_a_key_is_shown_for_named_values(cli: Cli) -> None:
 
 def test_set_changes_and_takes_away_values(cli: Cli) -> None:
     cli.run(*CRM, "--rate", "10/s", "--share", "acme=3")
-    changed = cli.json("limit", "set", "crm", "--concurrency", "5", "--weight", "args.pages", "--share", "globex=2")
+    changes = ("limit", "set", "crm", "--concurrency", "5", "--weight", "args.pages", "--share", "globex=2")
+    assert "give burst too" in cli.fail(*changes, code=2)
+    changed = cli.json(*changes, "--burst", "5")
     assert (changed["concurrency"], changed["rate"], changed["weight"]) == (5, "10/s", "args.pages")
     assert changed["shares"] == {"acme": 3, "globex": 2}
     assert changed["revision"] > 0

@@ -154,7 +154,14 @@ def test_change_names_the_wrong_value(tmp_path: Path) -> None:
             with pytest.raises(Invalid, match=words):
                 await app.limits.change("mail", **values)
         assert (await app.limits.change("mail", rate="100/s")).values.burst == 10  # the usual one of the new rate
-        assert (await app.limits.change("mail", rate=None)).values == LimitValues(concurrency=5)
+        assert (await app.limits.change("mail", weight=20)).values.burst == 20
+        with pytest.raises(Invalid, match="give burst too"):
+            await app.limits.change("mail", weight="args.n")
+        assert (await app.limits.change("mail", weight="args.n", burst=30)).values.burst == 30
+        with pytest.raises(Invalid, match="give burst too"):
+            await app.limits.change("mail", rate="5/s")
+        assert (await app.limits.change("mail", concurrency=4)).values.burst == 30
+        assert (await app.limits.change("mail", rate=None, weight=None)).values == LimitValues(concurrency=4)
         with pytest.raises(NotFound):
             await app.limits.change("other", concurrency=1)
 

@@ -331,6 +331,14 @@ def test_rate_is_shown_in_its_largest_unit(rate: str, provided: str) -> None:
 @pytest.mark.parametrize(("rate", "burst"), [("1/s", 1), ("10/s", 1), ("90/m", 1), ("25/s", 2), ("1000/s", 100)])
 def test_burst_is_by_default_a_tenth_of_a_second(rate: str, burst: int) -> None:
     assert parse_values({"rate": rate}).burst == burst
+    assert parse_values({"rate": rate, "weight": 7}).burst == max(7, burst)  # else each job takes the whole bucket
+
+
+def test_rate_of_weights_in_payloads_needs_a_burst() -> None:
+    with pytest.raises(Invalid, match=r"weight: 'args.n' is not valid; give burst too"):
+        parse_values({"rate": "10/s", "weight": "args.n"})
+    assert parse_values({"rate": "10/s", "weight": "args.n", "burst": 5}).burst == 5
+    assert parse_values({"concurrency": 3, "weight": "args.n"}).burst == 1
 
 
 @given(
@@ -342,7 +350,7 @@ def test_burst_is_by_default_a_tenth_of_a_second(rate: str, burst: int) -> None:
     shares=st.dictionaries(st.text(), st.integers(1, 1000), max_size=5),
 )
 def test_values_are_read_back_as_they_are_shown(**provided: Any) -> None:
-    values = parse_values(provided)
+    values = parse_values(provided | ({} if provided["rate"] is None else {"burst": 5}))
     assert parse_values(format_values(values)) == values
 
 

@@ -88,7 +88,8 @@ class LimitManager:
 
         def with_values(known: Limit | None) -> Limit:
             limit = found_definition(known, f"limit {name}")
-            given = format_values(limit.values) | ({"burst": None} if values.keys() & {"rate", "weight"} else {}) | values
+            usual = {"burst": None} if values.keys() & {"rate", "weight"} else {}
+            given = format_values(limit.values) | usual | values
             declared = limit.declared or (limit.values if limit.owner is not None else None)
             changed = replace(limit, values=parse_values(given), declared=declared)
             if limit.queue is limit.task is None:

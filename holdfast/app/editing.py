@@ -168,8 +168,8 @@ class JobEditing(TaskRegistration):
         """Submits a copy of a job that has ended, which takes the steps from ``from_step`` on; without it, all.
 
         It keeps the earlier steps, signals among them, and what the handler has saved (state, progress, cursors). It
-        has the options of the first job, but no key and no batch. ``payload``: other arguments. ``id``: the same id
-        again is harmless.
+        has the options of the first job, but no key, unique key or batch. ``payload``: other arguments. ``id``: the
+        same id again is harmless.
 
         NotFound; Conflict: the job has not ended; Invalid: the step is not recorded.
         """

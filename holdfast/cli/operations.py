@@ -72,7 +72,8 @@ def fork_job(
 ) -> None:
     """Submit a copy of a job that has ended.
 
-    It keeps the steps before --from-step, and takes the others anew; the first job stays as it is. Prints its id.
+    It keeps the steps before --from-step, and takes the others anew; the first job stays as it is. It has neither the
+    key, the unique key nor the batch of that job, and so may run beside others like it. Prints its id.
     """
     edited = None if payload is None else read_payload(payload, session.settings().payload_limit)
     with session.open_target() if payload is not None else session.open_jobs() as app:

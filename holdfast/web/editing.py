@@ -84,7 +84,7 @@ OPERATIONS = (
         group="Jobs",
         summary="Submit a copy of a job that has ended",
         doc="It keeps the steps before `from_step`, and takes the others anew; the first job stays as it is. It has "
-        "the options of the first job, but neither its key nor its batch.",
+        "the options of the first job, but neither its key, its unique key nor its batch.",
         handler=fork_one,
         body=FORK,
         answers={

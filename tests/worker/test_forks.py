@@ -77,6 +77,23 @@ async def test_fork_without_a_step_takes_all_of_them(app: Holdfast) -> None:
         assert ledger.done == ["charge", "charge"]
 
 
+async def test_fork_has_no_unique_key(app: Holdfast) -> None:
+    @app.task("order", unique="active")
+    async def order() -> None: ...
+
+    async with harness(app) as harnessed:
+        first = await order.enqueue()
+        await app.cancel_one(first.id)
+        waiting = await order.enqueue()
+        fork = await app.fork_job(first.id)
+        assert fork.created
+        assert (await app.get(fork.id)).options_or_default.unique is None
+        assert (await order.enqueue()).id == waiting.id  # the key is still that of the other
+        await harnessed.start()
+        await harnessed.run_until_idle()
+        assert await app.count() == 3
+
+
 async def test_fork_keeps_what_the_handler_has_saved(app: Holdfast) -> None:
     @app.task("import")
     async def load(context: Context) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated
 
@@ -55,6 +56,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     gone: frozenset[str] = frozenset()  # workers of this host whose process has ended
     silence: timedelta = timedelta(days=1)  # longest time between heartbeats of a living worker
     ahead: int = 0  # ready jobs ahead of it in its queue; under limits, in its partition
+    first: str | None = None  # of them, where it is known
     exact: bool | None = True  # False: at most ``ahead``; None: more jobs are ready than were counted
     defer_for: timedelta = timedelta(hours=1)
     transport_away: bool = False  # the transport of its queue is unavailable
@@ -86,7 +88,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
     max_count = _COUNTED + 1 if job.state is JobState.QUEUED else 1
     found = await store.query.queues(recent=_MINUTE, max_count=max_count) if job.state in _UNSTARTED else []
     queues = [queue for queue in found if queue.name == job.queue]
-    ahead, exact = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True)
+    ahead, exact, first = await _ahead(store, job, queues) if job.state is JobState.QUEUED else (0, True, None)
     waits = await store.workflow.read_waits(job.id) if _has_waits(job) else JobWaits(None, [], [])
     shown = DependencyState.OPEN if job.state is JobState.WAITING else DependencyState.FAILED
     unmet = [each.job_id for each in waits.dependencies if each.state is shown]
@@ -100,6 +102,7 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
         defer_for=app.settings.defer_for,
         tasks=frozenset(app.registry.task_names()) or None if app.settings.app is not None else None,
         ahead=ahead,
+        first=first,
         limits=await read_limit_uses(store, job) if job.state is JobState.QUEUED else (),
         exact=exact,
         waits=waits,
@@ -110,26 +113,18 @@ async def job_facts(app: Holdfast, job: Job) -> JobFacts:
     )
 
 
-async def _ahead(store: Store, job: Job, queues: Sequence[QueueInfo]) -> tuple[int, bool | None]:
-    """Returns the number of ready jobs ahead of it in its queue; see ``JobFacts.exact``."""
+async def _ahead(store: Store, job: Job, queues: Sequence[QueueInfo]) -> tuple[int, bool | None, str | None]:
+    """Returns the number of ready jobs ahead of it in its queue, and the first; see ``JobFacts.exact``."""
     if any(JobState.QUEUED in queue.at_least for queue in queues):
-        return 0, None
+        return 0, None, None
     others = max(0, sum(queue.states.get(JobState.QUEUED, 0) for queue in queues) - 1)
-    if not others:
-        return 0, True
-    if others >= _COUNTED:
-        return others, False
-    try:
-        return await _counted_ahead(store, job), True
-    except (TooBroad, Busy):
-        return others, False
-
-
-async def _counted_ahead(store: Store, job: Job) -> int:
-    where = JobFilter(queue=job.queue, states=(JobState.QUEUED,))
-    found = iterate_jobs(store, where)
-    same = [(-each.priority, each.run_at_us, each.id) async for each in found if each.partition == job.partition]
-    return sum(place < (-job.priority, job.run_at_us, job.id) for place in same)
+    if others < _COUNTED:
+        with suppress(TooBroad, Busy):
+            found = iterate_jobs(store, JobFilter(queue=job.queue, states=(JobState.QUEUED,)))
+            same = [(-one.priority, one.run_at_us, one.id) async for one in found if one.partition == job.partition]
+            ahead = [place for place in same if place < (-job.priority, job.run_at_us, job.id)]
+            return len(ahead), True, min(ahead)[-1] if ahead else None
+    return others, False, None
 
 
 def explain_job(job: Job, known: JobFacts) -> Iterator[Explanation]:
@@ -458,13 +453,16 @@ def _bounds(job: Job, known: JobFacts, serving: Sequence[WorkerInfo]) -> Iterato
 def _in_turn(job: Job, known: JobFacts) -> Explanation:
     """Explains the position of a job under limits that have room."""
     keyed = [use for use in known.limits if use.value is not None]
-    mine = f" {', '.join(f'{use.limit.by} = {shown_value(job, use)}' for use in keyed)}" if keyed else ""
+    values = ", ".join(f"{use.limit.by} = {shown_value(job, use)}" for use in keyed)
+    alike = f"of its key {values}" if keyed else "under its limits"
     text = f"limits have room for it; the keys of queue {job.queue} take turns"
     if known.exact is None or (known.ahead and not known.exact):
-        text += f", and jobs of its key{mine} may go first"
+        text += f", and jobs {alike} may go first"
     elif known.ahead:
-        text += f", and {count_noun(known.ahead, 'job')} of its key{mine} go first"
+        text += f", and {count_noun(known.ahead, 'job')} {alike} go{'es' if known.ahead == 1 else ''} first"
     remedy = "start more workers, or give urgent jobs a higher priority: it counts within a key"
+    if known.first is not None:
+        remedy = f"what holds back the first of them holds back this one: holdfast why {known.first}; else {remedy}"
     if keyed:
         remedy += f"; more turns for its key: holdfast limit set {keyed[0].limit.name} --share VALUE=N"
     return Explanation("turn", text, remedy)

@@ -120,13 +120,8 @@ def explain_use(job: Job, use: LimitUse, now_us: int, *, redacted: bool) -> Iter
         named += f", for {limit.by} = {shown_value(job, use)}"
     change = f"holdfast limit set {limit.name}"
     if use.is_full:
-        yield (
-            f"{named}, has no room: {_describe_holders(job, use, redacted=redacted)}",
-            (
-                f"it starts when one of them ends; to let more run: {change} --concurrency "
-                f"{(limit.values.concurrency or 0) * 2}"
-            ),
-        )
+        text = f"{named}, has no room: {_describe_holders(job, use, redacted=redacted)}"
+        yield text, f"it starts when enough of it is free; or now: {change} --concurrency {use.used + use.weight}"
     if use.free_at_us > now_us:
         wait = format_span(timedelta(microseconds=use.free_at_us - now_us))
         until = f"until {format_moment(use.free_at_us)}, in {wait}"

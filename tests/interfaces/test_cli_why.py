@@ -199,9 +199,10 @@ def test_full_limit_is_explained_with_its_holders() -> None:
         "limit",
         "limit crm of queue mail, for args.tenant = acme, has no room: 2 of 2 in use, held by job-1, job-2",
     )
-    assert "holdfast limit set crm --concurrency 4" in reason.remedy
+    assert "holdfast limit set crm --concurrency 3" in reason.remedy
     (reason,) = _held(_use(by=None, concurrency=9, used=8, weight=5, holders=(("job-1", "mail"),), has_more=True))
     assert "8 of 9 in use, held by job-1 and others, and it takes 5" in reason.text
+    assert "holdfast limit set crm --concurrency 13" in reason.remedy
 
 
 def test_missing_tokens_and_pauses_are_explained_with_their_end() -> None:
@@ -267,6 +268,24 @@ def test_job_under_limits_is_explained_from_the_store(cli: Cli) -> None:
     assert reason["remedy"].endswith("holdfast limit resume crm a")
     cli.run("limit", "resume", "crm", "a")
     assert [each["code"] for each in cli.json("why", waiting)["reasons"]] == ["turn"]
+
+
+def test_job_behind_a_heavy_one_is_explained_with_what_makes_them_start(cli: Cli) -> None:
+    cli.run("limit", "add", "pages", "--queue", "default", "--concurrency", "2", "--weight", "args.n")
+    _, heavy, light, last = [cli.run("enqueue", "work", f'{{"n":{n}}}').strip() for n in (1, 5, 1, 1)]
+    _register_worker()
+    _claim_one()
+    (reason,) = cli.json("why", light)["reasons"]
+    assert reason["text"].endswith("and 1 job under its limits goes first")
+    assert f"what holds back the first of them holds back this one: holdfast why {heavy}" in reason["remedy"]
+    (reason,) = cli.json("why", last)["reasons"]
+    assert reason["text"].endswith("and 2 jobs under its limits go first")
+    assert f"holdfast why {heavy}" in reason["remedy"]
+    (reason,) = cli.json("why", heavy)["reasons"]
+    cli.run(*reason["remedy"].partition("holdfast ")[2].split())
+    assert [each["code"] for each in cli.json("why", heavy)["reasons"]] == ["turn"]
+    _claim_one()
+    assert cli.json("show", heavy)["state"] == "running"
 
 
 def _claim_one() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Dead, Holdfast, Invalid, JobCancelled, JobFailed, JobState, Retry
+from holdfast import Context, Dead, Holdfast, Invalid, JobCancelled, JobFailed, JobFilter, JobState, Retry
 from holdfast.core.events import JobSuspended
 from holdfast.core.models import Reason, to_datetime
 from holdfast.telemetry.metrics import Metrics
@@ -498,3 +498,36 @@ async def test_child_that_failed_does_not_bind_a_retry(app: Holdfast) -> None:
         handle = await order.enqueue()
         await harnessed.run_until_idle()
         assert await handle.result(timeout=0) == "by hand"
+
+
+async def test_parent_that_failed_is_repaired_after_the_retention_of_its_children(app: Holdfast) -> None:
+    broken, ran = [True], list[str]()
+
+    @app.task("part", max_attempts=1)
+    async def part(name: str) -> str:
+        ran.append(name)
+        if name == "bad" and broken[0]:
+            raise ValueError(name)
+        return name
+
+    @app.task("whole", max_attempts=1)
+    async def whole(context: Context) -> list[str]:
+        await context.step("begin", str)
+        return await context.gather(context.call(part, "good"), context.call(part, "bad"))
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        parent = await whole.enqueue()
+        await harnessed.run_until_idle()
+        (bad,) = (await app.find(JobFilter(tasks=("part",), states=(JobState.DEAD,)))).jobs
+        other = await part.enqueue("other")
+        await harnessed.run_until_idle()
+        await harnessed.advance("10d")  # the workers of the harness prune
+        assert await app.count(JobFilter(tasks=("part",))) == 2, f"{other.id} is beyond its retention"
+        broken[0] = False
+        await app.replay_one(bad.id)
+        await harnessed.run_until_idle()
+        await app.replay_one(parent.id, from_step="begin")
+        await harnessed.run_until_idle()
+        assert await parent.result(timeout=0) == ["good", "bad"]
+        assert sorted(ran) == ["bad", "bad", "good", "other"]

@@ -83,6 +83,13 @@ async def test_non_uuid_id_is_handled_everywhere_and_blocks_no_job(store: Store,
     await read_everything(store)
 
 
+async def test_field_called_partition_in_a_hash_written_by_hand_limits_nothing(store: Store, keys: Keys) -> None:
+    write(keys, "by-hand", "payload", "{}", "task", "work", "partition", "5")
+    raw(keys, "RPUSH", "ready", "by-hand")
+
+    assert await take_ids(store) == ["by-hand"]
+
+
 async def test_unknown_id_is_dropped_wherever_it_is_listed(store: Store, keys: Keys) -> None:
     await store.queueing.settle([failing(await running(store))])
     for job in STRANGE:

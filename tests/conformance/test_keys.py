@@ -176,6 +176,15 @@ async def test_key_outlives_its_pruned_job_until_it_expires(store: Store, clock:
     assert answer.created
 
 
+async def test_key_is_free_at_the_instant_it_expires(store: Store, clock: ManualClock) -> None:
+    await ended(store, JobState.SUCCEEDED, key="k", key_for=timedelta(hours=2))
+    clock.advance(3600)
+    assert await prune_all(store) == 1
+    clock.advance(3600)
+    (answer,) = await store.queueing.submit([new_job(key="k")])
+    assert answer.created
+
+
 async def test_living_key_keeps_its_pruned_job_from_being_stored_again(store: Store, clock: ManualClock) -> None:
     """As by an outbox that repeats a submission with its id."""
     new = new_job(key="k", key_for=DAY)

@@ -88,6 +88,14 @@ async def test_changed_rate_keeps_the_tokens(store: Store, clock: ManualClock) -
     assert len(await take(store, 40)) == 1
 
 
+async def test_limit_that_loses_its_rate_holds_no_job_back(store: Store) -> None:
+    await limit(store, rate=1, period_us=3_600_000_000)
+    await put(store, *[new_job() for _ in range(4)])
+    assert len(await take(store, 9)) == 1
+    await limit_again(store, concurrency=3)
+    assert len(await take(store, 9)) == 2
+
+
 async def test_changed_limit_frees_the_keys_of_all_queues(store: Store, clock: ManualClock, home: str) -> None:
     await limit(store, task="slow", rate=1, period_us=3_600_000_000)
     await put(store, *[new_job(queue=f"q{number:04}", task="slow") for number in range(1020)])

@@ -112,6 +112,14 @@ async def test_signal_that_comes_first_is_kept_and_received_once(store: Store, c
     assert await receive(store, job) == SignalReceipt(time_left=HOUR)
 
 
+async def test_claim_is_not_due_for_the_wait_of_another_queue(store: Store) -> None:
+    job = await running(store, queue="other")
+    await receive(store, job)
+    assert await suspend(store, job) is JobState.WAITING
+    assert (await claim(store)).next_due is None
+    assert (await claim(store, 1, {"other": 1})).next_due == HOUR
+
+
 async def test_signals_are_listed_by_topic(store: Store, clock: ManualClock) -> None:
     for n, topic in enumerate(("a", "b", "a", "A", "ü:\n*")):
         await send(store, str(n), topic)

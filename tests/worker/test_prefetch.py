@@ -125,6 +125,26 @@ async def test_lowered_concurrency_holds_though_jobs_keep_coming(app: Holdfast) 
     assert most == {"before": 20, "between": 20, "with 20": 20, "with 2": 2, "with 5": 5}
 
 
+async def test_lowered_concurrency_of_an_idle_worker_holds_at_once(app: Holdfast) -> None:
+    running, most = set(), [0]
+
+    @app.task("short")
+    async def short(number: int) -> None:
+        running.add(number)
+        most.append(len(running))
+        await harnessed.clock.sleep(0.02)
+        running.discard(number)
+
+    async with harness(app, concurrency=20, poll="1h") as harnessed:
+        worker = (await harnessed.start()).worker
+        await harnessed.run_until_idle()
+        worker.shared.apply_settings(Holdfast(concurrency=2, poll="1h").settings)
+        worker.runner.resize(2)
+        await app.enqueue_many([short.new_job(number=number) for number in range(100)])
+        await harnessed.run_until_idle()
+    assert max(most) == 2
+
+
 async def test_runners_that_stay_are_not_replaced(app: Holdfast) -> None:
     @app.task("short")
     async def short() -> None:

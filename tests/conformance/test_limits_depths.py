@@ -93,6 +93,14 @@ async def test_limits_of_queue_and_task_are_counted_beside_others(store: Store) 
     assert await count(store, "zeta=0", "zeta=1", "yota", "zeta=null") == [3, 3, 8, 1]
 
 
+async def test_ended_jobs_under_two_limits_are_counted_no_more(store: Store) -> None:
+    await limit(store, "zeta", by="args.tenant", depth=9)
+    await limit(store, "alpha", by="args.user", depth=9)
+    await put(store, *[new_job(payload=PAYLOAD.format(1)) for _ in range(3)])
+    await end(store, *await take(store, 2))
+    assert await count(store, "zeta=1", "alpha=1") == [1, 1]
+
+
 async def test_new_depth_of_a_limit_counts_the_jobs_that_wait(store: Store) -> None:
     await limit(store, "alpha", by="args.user", concurrency=5)
     revision = await limit(store, "zeta", by="args.tenant", concurrency=5)

@@ -79,6 +79,18 @@ async def test_heavy_job_waiting_for_its_key_holds_up_no_other(store: Store) -> 
         assert len(running) == 7
 
 
+async def test_heavy_job_reserves_nothing_of_a_limit_where_it_weighs_one(store: Store) -> None:
+    await limit(store, "tenant", by="args.tenant", concurrency=4, weight="args.weight")
+    await limit(store, "user", by="args.user", concurrency=1)
+    payload = '{"tenant":%s,"user":%s,"weight":%s}'
+    await put(store, new_job(payload=payload % (1, 1, 1)))
+    assert len(await take(store, 9)) == 1
+    _, light = await put(
+        store, *[new_job(payload=payload % (tenant, 2, weight)) for tenant, weight in ((1, 4), (2, 1))]
+    )
+    assert await take_ids(store, 9) == [light]
+
+
 async def test_heavy_job_of_a_paused_key_holds_up_no_other(store: Store) -> None:
     await limit(store, "region", by="args.region", concurrency=10, weight="args.pages")
     await limit(store, "tenant", by="args.tenant", concurrency=10)

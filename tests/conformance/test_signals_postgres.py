@@ -28,7 +28,7 @@ async def test_receipt_waits_for_the_end_of_its_lease_and_is_refused(store: Stor
         other.execute("update job set claims = claims + 1 where id = %s", [job.id])
         receiving = asyncio.create_task(receive(store, job))
         async with asyncio.timeout(60):
-            while not receiving.done() and not blocks_another(other):
+            while not receiving.done() and not blocks_another(other):  # noqa: ASYNC110 - no event tells of this
                 await asyncio.sleep(0.01)
         other.commit()
     assert await receiving == SignalReceipt(has_lease=False)

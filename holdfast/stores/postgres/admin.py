@@ -157,8 +157,6 @@ class PostgresAdmin(SelectionAdmin):
         self, where: JobFilter, legal: frozenset[JobState], limit: int, *, uncancelled: bool
     ) -> Chosen:
         asked = frozenset(where.states) & legal if where.states else legal
-        if not asked:
-            return Chosen([], False, None)
         values = filter_parameters(where) | {
             "states": sorted(CODES[state] for state in asked),
             "uncancelled": uncancelled,

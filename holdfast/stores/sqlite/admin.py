@@ -149,8 +149,6 @@ class SqliteAdmin(LimitedFamily, SelectionAdmin):
         self, reader: sqlite3.Connection, where: JobFilter, legal: frozenset[JobState], limit: int, *, uncancelled: bool
     ) -> Chosen:
         asked = frozenset(where.states) & legal if where.states else legal
-        if not asked:
-            return Chosen([], False, None)
         values = filter_parameters(where) | {
             "states": as_json(sorted(CODES[state] for state in asked)),
             "limit": limit + 1,

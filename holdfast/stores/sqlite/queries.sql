@@ -1235,12 +1235,12 @@ select number from holdfast_history where length = 0;
 -- name: history_until
 -- The instant up to which about :limit jobs of each state ended, and whether others have ended since.
 select until, until < :before from (
-    select min(
-        coalesce((select ended_at from holdfast_job where state = 5 and state >= 5 and ended_at > :mark and ended_at <= :before
+    select min(:before,
+        coalesce((select ended_at from holdfast_job where state = 5 and state >= 5 and ended_at > :mark
         order by ended_at limit 1 offset :limit - 1), :before),
-        coalesce((select ended_at from holdfast_job where state = 6 and state >= 5 and ended_at > :mark and ended_at <= :before
+        coalesce((select ended_at from holdfast_job where state = 6 and state >= 5 and ended_at > :mark
         order by ended_at limit 1 offset :limit - 1), :before),
-        coalesce((select ended_at from holdfast_job where state = 7 and state >= 5 and ended_at > :mark and ended_at <= :before
+        coalesce((select ended_at from holdfast_job where state = 7 and state >= 5 and ended_at > :mark
         order by ended_at limit 1 offset :limit - 1), :before)) as until);
 
 -- name: history_add

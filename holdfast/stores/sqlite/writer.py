@@ -68,7 +68,8 @@ Precheck = Callable[[], T | None]
 class _PendingChange(Generic[T]):
     """An operation queued for the writer thread."""
 
-    __slots__ = ("_operation", "_claimed", "error", "future", "precheck", "loop", "result")
+    __slots__ = ("_operation", "_claimed", "error", "future", "precheck", "loop", "result", "timer")
+    timer: asyncio.TimerHandle
 
     def __init__(self, operation: Operation[T], precheck: Precheck[T] | None, loop: asyncio.AbstractEventLoop) -> None:
         self._operation = operation
@@ -133,11 +134,11 @@ class Writer:
         self._pending.put(pending)
         if self._call_deadline is None:
             return await pending.future
-        timer = loop.call_later(self._call_deadline, self._withdraw_call, pending)
+        pending.timer = loop.call_later(self._call_deadline, self._withdraw_call, pending)
         try:
             return await pending.future
         finally:
-            timer.cancel()
+            pending.timer.cancel()
 
     def _withdraw_call(self, pending: _PendingChange[Any]) -> None:
         """Withdraw a call that waits for another program; one that waits for our own commits goes on waiting."""
@@ -145,8 +146,7 @@ class Writer:
             text = f"{self._path} is busy: another program has held its write lock for {self._call_deadline:g} s"
             outcome = "nothing was changed"
             pending.fail_pending(Unavailable(f"{text}; {outcome}", outcome=outcome))
-        if not pending.future.done():
-            pending.loop.call_later(_WITHDRAW_EVERY, self._withdraw_call, pending)
+        pending.timer = pending.loop.call_later(_WITHDRAW_EVERY, self._withdraw_call, pending)
 
     def _start(self) -> None:
         with self._start_lock:  # two event loops may come here at once

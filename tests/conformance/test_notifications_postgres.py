@@ -75,6 +75,17 @@ async def test_ends_are_not_notified_of_while_no_process_awaits_one(store: Store
         assert await asyncio.to_thread(received_topics, other) == [f"job:{jobs[1].id}"]
 
 
+@pytest.mark.parametrize("number", [151, 300])
+async def test_many_ends_at_once_are_notified_of(store: Store, number: int) -> None:
+    """By name as long as the names fit into one notification."""
+    ids = await put(store, *[new_job() for _ in range(number)])
+    with listening(store.url, "ended") as other:
+        acquire_lock(other, store.url, "ended")
+        await store.admin.cancel(ids)
+        topics = await asyncio.to_thread(received_topics, other)
+        assert sorted(topics) == (sorted(f"job:{job_id}" for job_id in ids) if number < 160 else ["job:*"])
+
+
 async def test_process_holds_the_lock_while_it_waits(store: Store) -> None:
     async def wait_forever() -> None:
         while True:

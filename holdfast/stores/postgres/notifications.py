@@ -30,7 +30,6 @@ INTERVAL = 0.002  # seconds between two notifications of a process on a channel,
 SLOWDOWN = 3.0  # the interval is at least so many times the duration of a notification: the server is busy
 MAX_INTERVAL = 0.25  # seconds between two notifications, however slow they are
 _PAYLOAD = 7900  # bytes; PostgreSQL takes 7,999
-_MAX_NAMED = 150  # ended jobs sent by id; more do not fit, and are sent as "some"
 
 
 class PostgresNotifications(Listener):
@@ -55,7 +54,7 @@ class PostgresNotifications(Listener):
     def notify_committed(self, topics: Iterable[str], ended: Sequence[str] = ()) -> None:
         """Notifies of these topics, and of jobs that have ended, after the commit."""
         ready = set(topics)
-        end_topics = {f"job:{job_id}" for job_id in ended} if len(ended) <= _MAX_NAMED else {"job:*"}
+        end_topics = {f"job:{job_id}" for job_id in ended}
         self.waiters.wake_topics(ready | end_topics)
         self._notifiers["ready"].notify_soon(ready)
         self._notifiers["ended"].notify_soon(end_topics)

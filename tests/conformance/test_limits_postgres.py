@@ -15,8 +15,10 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.job_changes import JobChanges
 from holdfast.core.limits import Assigned, Limit, LimitChange, LimitTable, LimitValues
 from holdfast.stores.base import Store
+from holdfast.stores.postgres.encoding import NumberedStatement
 from holdfast.stores.postgres.external_tx import encode_batch
 from holdfast.stores.postgres.limits import assign_partitions
+from holdfast.stores.postgres.pool import PostgresPool
 from holdfast.stores.postgres.store import PostgresStore
 from tests.conformance.limited import limit
 from tests.conformance.support import Opener, claim, ending, lose_all, new_job, put, running, settle, take
@@ -113,6 +115,29 @@ async def test_claim_that_waits_for_room_is_not_due(store: Store) -> None:
     await put(store, *[new_job(payload='{"tenant":1}') for _ in range(2)])
     assert len(await take(store, 9)) == 1
     assert [(await claim(store, 9)).next_due for _ in range(2)] == [None, None]
+
+
+async def test_due_job_that_another_process_makes_ready_meanwhile_is_claimed(
+    store: Store, opener: Opener, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that begins with jobs under limits does not pass on to others because one was due."""
+    other, method, promoted = await opener(), PostgresPool.fetch, []
+
+    async def fetch(pool: PostgresPool, statement: NumberedStatement, **values: Any) -> Any:
+        rows = await method(pool, statement, **values)
+        if armed and not promoted and "claim_limited(" in statement.sql:
+            promoted.append(await other.maintenance.promote_due(limit=100))
+        return rows
+
+    armed = False
+    monkeypatch.setattr(PostgresPool, "fetch", fetch)
+    await limit(store, "slow", task="slow", concurrency=5)
+    _, *slow = await put(store, new_job(), new_job(task="slow"), new_job(task="slow", delay=timedelta(seconds=60)))
+    assert len(await take(store, 1)) == 1
+    clock.advance(60)
+    armed = True
+    assert [each.id for each in await take(store, 9)] == slow
+    assert promoted == [1]
 
 
 async def test_partition_that_an_older_process_promoted_is_listed(store: Store) -> None:

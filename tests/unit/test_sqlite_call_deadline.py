@@ -49,6 +49,32 @@ def test_calls_on_a_locked_file_are_withdrawn(tmp_path: Path) -> None:
     assert (seen, stored) == (0, 1)
 
 
+def test_withdrawn_call_leaves_no_timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[asyncio.TimerHandle] = []
+
+    async def submitting() -> None:
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def note_timer(*arguments: Any) -> asyncio.TimerHandle:
+            timers.append(call_later(*arguments))
+            return timers[-1]
+
+        store = open_store(f"sqlite:///{tmp_path}/jobs.db", call_deadline=0.2)
+        await store.open()
+        with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
+            other.execute("begin immediate")
+            monkeypatch.setattr(loop, "call_later", note_timer)
+            with pytest.raises(Unavailable, match="busy"):
+                await store.queueing.submit([_job()])
+            monkeypatch.undo()
+        await store.close()
+
+    asyncio.run(submitting())
+
+    assert timers[-1].cancelled()
+
+
 def test_without_a_word_of_patience_the_lock_is_waited_for(tmp_path: Path) -> None:
     async def submitting() -> int:
         store = open_store(f"sqlite:///{tmp_path}/jobs.db")

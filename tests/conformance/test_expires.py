@@ -177,6 +177,17 @@ async def test_running_job_does_not_expire(store: Store, clock: ManualClock) -> 
     assert (await settle(store, job)).accepted
 
 
+async def test_job_that_was_cancelled_before_does_not_expire(store: Store, clock: ManualClock) -> None:
+    job_id = await put_expiring(store)
+    assert (await store.admin.cancel([job_id])).changed
+    before = await stored(store, job_id)
+    clock.advance(61)
+
+    assert await store.maintenance.expire_unstarted(limit=100) == []
+    assert await take(store) == []
+    assert await stored(store, job_id) == before
+
+
 async def test_retry_released_and_lost_job_do_not_expire(store: Store, clock: ManualClock) -> None:
     retried, released, lost = [await put_expiring(store, 40, queue=name) for name in ("a", "b", "c")]
     jobs = {job.queue: job for job in await take(store, 10, {"a": 1, "b": 1, "c": 1})}

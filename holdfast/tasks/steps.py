@@ -23,6 +23,7 @@ from holdfast.core.lifecycle import (
     Dead,
     Failed,
     Outcome,
+    Released,
     Snoozed,
     StepsChanged,
     Succeeded,
@@ -128,8 +129,7 @@ class JobSteps:
         """Runs a step in this thread, which waits. ``by_handler``: the handler itself calls it."""
         _check_function(function)
         if inspect.iscoroutinefunction(function):
-            method = "step" if transaction is None else "step_in"
-            remedy = f"give one that is not async to sync.{method}"
+            remedy = f"give one that is not async to sync.{'step' if transaction is None else 'step_in'}"
             raise Invalid("function", getattr(function, "__name__", function), remedy)
         unique, number = self._count_call(name)
         run, decode, caller = self._step_store.run_blocking, decoder_of(function), threading.get_ident()
@@ -148,13 +148,12 @@ class JobSteps:
         tried = 0
         while True:
             tried += 1
+            self._check_held()
             try:
                 with _inside_step():
                     return call()
-            except AttemptEnd:
-                raise
-            except Exception:
-                if tried == options.tries:
+            except Exception as error:
+                if tried == options.tries or isinstance(error, AttemptEnd):
                     raise
             pause = options.retry.delay_after(tried, _rng).total_seconds()
             self._step_store.run_blocking(self._step_store.clock.sleep(pause))
@@ -251,7 +250,7 @@ class JobSteps:
         return results
 
     def _check_caller(self, name: str, value: str) -> None:
-        if _running_task() is not self._own_task or self._own_task is None:
+        if asyncio.current_task() is not self._own_task or self._own_task is None:
             remedy = "call it in the handler itself; a task or thread that the handler started cannot end the attempt"
             remedy += "; several children together: context.gather(…)" if name == "call" else ""
             raise Invalid(name, value, remedy)
@@ -261,9 +260,7 @@ class JobSteps:
         if _inside.get():
             raise Invalid("step", name, "a step takes no steps itself; call it in the handler")
         if self.values.is_iterating:
-            remedy = (
-                "call it before or behind the loop: the cursor is the record, and its rows are run again from there"
-            )
+            remedy = "call it before or behind the loop: the cursor is the record, and rows are run again from there"
             raise Invalid("step", name, remedy)
         name = f"{kind}{check_step_name(name)}"
         self._calls[name] += 1
@@ -282,7 +279,7 @@ class JobSteps:
         decode: Callable[[str], Any],
         transaction: CallerTransaction | None,
     ) -> Any:
-        caller = _running_task()
+        caller = asyncio.current_task()
         by_handler = caller is self._own_task
         recorded = await self._find(name, caller, by_handler=by_handler, transaction=transaction)
         if recorded is not None:
@@ -302,10 +299,9 @@ class JobSteps:
             self._under_way[ended] = caller
         try:
             yield
-        except AttemptEnd:
-            raise
-        except Exception:
-            self._failed[caller] = name
+        except Exception as error:
+            if not isinstance(error, AttemptEnd):
+                self._failed[caller] = name
             raise
         finally:
             if ended is not None:
@@ -316,12 +312,11 @@ class JobSteps:
         tried = 0
         while True:
             tried += 1
+            self._check_held()
             try:
                 return await self._try_once(name, options.timeout, call)
-            except AttemptEnd:
-                raise
-            except Exception:
-                if tried == options.tries:
+            except Exception as error:
+                if tried == options.tries or isinstance(error, AttemptEnd):
                     raise
             await self._step_store.clock.sleep(options.retry.delay_after(tried, _rng).total_seconds())
 
@@ -343,6 +338,7 @@ class JobSteps:
     ) -> Step | None:
         """The record of a step; None if it is to run. Raises what ends the attempt."""
         await self._read()
+        self._check_held()
         failed = next(iter(self._failed.values()), None) if by_handler else self._failed.get(caller)
         if self._end is None and failed is not None:
             self._end_by(_end_after_failed_step(failed, name, is_child=failed in self._failed_children))
@@ -429,6 +425,11 @@ class JobSteps:
             text = f"step {name!r}: the results of all steps exceed {MAX_RESULTS:,} characters; {remedy}"
             raise self._end_by(_final(text, Reason.RESULT))
 
+    def _check_held(self) -> None:
+        """Ends the attempt if it is no longer surely this worker's: no function of a step may run."""
+        if not self._step_store.is_held(self._job.lease):
+            raise self._end_by((LeaseLost(f"job {self._job.id}: the attempt is over, or its lease may be"), Released()))
+
     def _lease_lost(self, name: str) -> LeaseLost:
         return LeaseLost(f"step {name!r} of job {self._job.id} was not recorded: the lease is lost")
 
@@ -491,10 +492,3 @@ def _inside_step() -> Iterator[None]:
 
 async def _collect(value: Awaitable[Any], results: list[Any]) -> None:
     results.append(await value)
-
-
-def _running_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None

@@ -171,6 +171,13 @@ class WorkerState:
         """Returns True if a job is running or buffered."""
         return bool(self.running or self.buffer)
 
+    def is_held(self, lease: Lease) -> bool:
+        """Returns True while a handler runs in time, under a lease that surely holds. Threads of handlers ask too."""
+        run = self.claimed.get(lease)
+        if run not in self.running or run.stop_reason in (StopReason.TIMEOUT, StopReason.LOST):
+            return False
+        return self.clock.monotonic() <= run.lease_valid_until
+
     # ── jobs go out ───────────────────────────────────────────────────────────────────────────────────────────
     def queue_settlement(self, run: TaskRun, outcome: Outcome) -> None:
         """Decides the settlement of the job and queues it for the settler."""
@@ -247,15 +254,12 @@ class WorkerState:
     def interrupt_job(self, lease: Lease, stop_reason: StopReason) -> TaskRun | None:
         """Stops a claimed job. Returns its run if it was still buffered: the caller must settle or abandon it."""
         run = self.claimed.get(lease)
-        if run is None:
-            return None
         if run in self.running:
             run.interrupt_handler(stop_reason)
-            return None
-        if run in self.buffer:
+        elif run is not None and run in self.buffer:
             self.buffer.remove(run)
             return run
-        return None  # its settlement is being written
+        return None  # if it does not run either, its settlement is being written
 
     def emit(self, event: Event) -> None:
         """Emits an event to its subscribers."""

@@ -35,6 +35,7 @@ ONE_SERVER = {
     "test_history": "test_history",
     "test_in_process": "test_settle",
     "test_interruptions": "test_cancel",
+    "test_late_steps": "test_steps",
     "test_lines": "test_job_logs",
     "test_order": "test_claim",
     "test_prefetch": "test_last_attempts",

@@ -402,8 +402,8 @@ class _OpenTransport:
         return set() if published else {job.id for job in ready}
 
     async def _ready_of(self, jobs: Sequence[NewJob], changed: Set[str]) -> Sequence[NewJob]:
-        """Selects the ready jobs, as only the store knows the time, and to which queue an edit has moved those
-        that were ``changed``. Wakes workers that sleep until the next due job."""
+        """Selects the ready jobs, as only the store knows the time, and to which queues edits have moved the
+        ``changed`` jobs. Wakes workers that sleep until the next due job."""
         timed = {job.id for job in jobs if job.delay is not None or job.run_at_us is not None or job.waits} | changed
         if not timed:
             return jobs

@@ -225,6 +225,17 @@ async def test_no_named_queue_starves_behind_another(store: Store) -> None:
     assert served.count("quiet") == 2
 
 
+async def test_claims_of_other_queues_leave_the_named_ones_their_turns(store: Store) -> None:
+    await put(store, *[new_job(queue=name) for name in ("a", "b") for _ in range(4)])
+
+    served = []
+    for _ in range(4):
+        served += [job.queue for job in await take(store, 1, {"a": 1, "b": 1})]
+        assert await take(store, 1, {"a": 0, "b": 0, "*": 1}) == []
+
+    assert (served.count("a"), served.count("b")) == (2, 2)
+
+
 async def test_queues_that_are_not_wanted_are_left_alone(store: Store) -> None:
     await put(store, new_job(queue="other"))
 

@@ -28,6 +28,7 @@ def runner(
 
 ONE_SERVER = {
     "test_batches": "test_batches",
+    "test_children": "test_children",
     "test_deferral": "test_settle",
     "test_encryption_keys": "test_payload_text",
     "test_expires": "test_expires",

@@ -18,6 +18,7 @@ from holdfast.core.limit_options import (
     check_has_effect,
     draft_limit,
     format_values,
+    has_default_burst,
     limit_options,
     parse_values,
 )
@@ -83,13 +84,13 @@ class LimitManager:
     @requires_loop
     async def change(self, /, name: str, **values: Any) -> Limit:
         """Change values of a limit: concurrency, rate, burst, weight, shares, depth. They hold at once, and go before
-        the declared values until ``reset``. None takes one away; a new rate or weight, the burst."""
+        the declared values until ``reset``. None takes one away; a default burst follows the rate."""
         check_options(values or ["nothing"], VALUE_OPTIONS, "value")
 
         def with_values(known: Limit | None) -> Limit:
             limit = found_definition(known, f"limit {name}")
-            usual = {"burst": None} if values.keys() & {"rate", "weight"} else {}
-            given = format_values(limit.values) | usual | values
+            follows = has_default_burst(limit.values) or values.get("rate", "") is None
+            given = format_values(limit.values) | ({"burst": None} if follows else {}) | values
             declared = limit.declared or (limit.values if limit.owner is not None else None)
             changed = replace(limit, values=parse_values(given), declared=declared)
             if limit.queue is limit.task is None:

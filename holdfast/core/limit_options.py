@@ -89,14 +89,15 @@ def parse_values(given: Mapping[str, Any]) -> LimitValues:
     weight = _parse_weight(1 if weight is None else weight)
     if burst is None and number is not None and isinstance(weight, str):
         raise Invalid("weight", weight, "give burst too, at least the greatest weight: no job takes more tokens")
-    usual = 1 if number is None or isinstance(weight, str) else max(weight, number * _BURST_US // period_us)
+    usual = 1 if number is None else _default_burst(number, period_us, weight)
+    least = weight if number is not None and isinstance(weight, int) else 1  # no job takes more tokens than the burst
     return LimitValues(
         concurrency=None
         if concurrency is None
         else parse_count(concurrency, "concurrency", least=1, most=MAX_CONCURRENCY, text=False),
         rate=number,
         period_us=period_us,
-        burst=usual if burst is None else parse_count(burst, "burst", least=1, most=MAX_CONCURRENCY, text=False),
+        burst=usual if burst is None else parse_count(burst, "burst", least=least, most=MAX_CONCURRENCY, text=False),
         weight=weight,
         shares=_parse_shares(shares or {}),
         depth=None if depth is None else parse_count(depth, "depth", least=1, most=MAX_DEPTH, text=False),
@@ -146,6 +147,17 @@ def limit_options(options: Mapping[str, Any]) -> LimitOptions:
     """Options by name; raises `Invalid` for a name that is none."""
     check_options(options, LimitOptions.__struct_fields__)
     return LimitOptions(**options)
+
+
+def _default_burst(rate: int, period_us: int, weight: int | str) -> int:
+    return max(1 if isinstance(weight, str) else weight, rate * _BURST_US // period_us)
+
+
+def has_default_burst(values: LimitValues) -> bool:
+    """Returns True if the burst is the one that a limit has without options for it."""
+    return values.rate is None or (
+        isinstance(values.weight, int) and values.burst == _default_burst(values.rate, values.period_us, values.weight)
+    )
 
 
 def format_values(values: LimitValues) -> dict[str, Any]:

@@ -460,29 +460,42 @@ async def test_children_are_kept_as_long_as_their_parent_has_not_ended(store: St
     assert await states_of(store, [child.id, parent.id]) == [None, None]
 
 
-@pytest.mark.parametrize("end", ["delete", "succeed"])
-async def test_children_are_kept_as_long_as_a_parent_that_failed(store: Store, clock: ManualClock, end: str) -> None:
+async def test_retention_of_children_counts_from_the_failure_of_their_parent(store: Store, clock: ManualClock) -> None:
     good, bad, parent = new_job(), new_job(), await running(store)
     await start(store, parent, good, bad)
     await suspend(store, parent)
     for job, state in zip(await take(store, 2), (JobState.SUCCEEDED, JobState.CANCELLED), strict=True):
         await settle(store, job, state, reason=None if state is JobState.SUCCEEDED else Reason.CANCELLED)
+    clock.advance(8)
     (job,) = await take(store)
-    await settle(store, job, JobState.DEAD, reason=Reason.ERROR, error="no")
-    week = {"succeeded": timedelta(seconds=10), "cancelled": timedelta(seconds=10)}
     other = await ended(store, JobState.SUCCEEDED)
-    for _ in range(3):
-        clock.advance(100)
-        await store.maintenance.prune(week, limit=100)
-    assert await states_of(store, [good.id, bad.id, parent.id, other]) == ["succeeded", "cancelled", "dead", None]
-    if end == "delete":
-        await store.admin.delete([parent.id])
-    else:
-        await store.admin.replay([parent.id])
-        (job,) = await take(store)
-        assert [each.state for each in await start(store, job, good, bad) or ()] == ["succeeded", "cancelled"]
-        await settle(store, job)
-    clock.advance(100)
+    week = {"succeeded": timedelta(seconds=10), "cancelled": timedelta(seconds=10)}
+    await settle(store, job, JobState.DEAD, reason=Reason.ERROR, error="no")
+    clock.advance(9)
+    await store.maintenance.prune(week, limit=100)
+    assert await states_of(store, [good.id, bad.id, parent.id, other]) == [
+        "succeeded",
+        "cancelled",
+        "dead",
+        "succeeded",
+    ]
+    await store.admin.replay([parent.id])
+    (job,) = await take(store)
+    assert [each.state for each in await start(store, job, good, bad) or ()] == ["succeeded", "cancelled"]
+    await settle(store, job, JobState.DEAD, reason=Reason.ERROR, error="no")
+    clock.advance(11)
     while await store.maintenance.prune(week, limit=100):
         clock.advance(1)
-    assert await states_of(store, [good.id, bad.id, parent.id]) == [None] * 3
+    assert await states_of(store, [good.id, bad.id, parent.id, other]) == [None, None, "dead", None]
+
+
+async def test_jobs_that_are_children_of_each_other_are_pruned(store: Store, clock: ManualClock) -> None:
+    first, second = [await running(store, key=key) for key in ("one", "two")]
+    for parent, key in ((first, "two"), (second, "one")):
+        await start(store, parent, new_job(key=key))
+        await suspend(store, parent)
+    await store.admin.cancel([first.id, second.id])
+    clock.advance(11)
+    while await store.maintenance.prune({"cancelled": timedelta(seconds=10)}, limit=100):
+        clock.advance(1)
+    assert await states_of(store, [first.id, second.id]) == [None, None]

@@ -243,21 +243,20 @@ class Model(Waits):
 
     def prunable(self, keep: dict[str, timedelta], now: int) -> set[str]:
         """Jobs that ended longer ago than their state is kept, in as many rounds as it takes."""
+        since = {state: now - span // MICROSECOND for state, span in keep.items()}
         old = {
-            job_id
+            job_id: since[job.state.value]
             for job_id, job in self.jobs.items()
-            if job.state in TERMINAL
-            and job.state.value in keep
-            and job.ended_at <= now - keep[job.state.value] // MICROSECOND
+            if job.state in TERMINAL and job.ended_at <= since.get(job.state.value, -1)
         }
         pruned: set[str] = set()
-        while more := {job_id for job_id in old - pruned if not self.is_kept(job_id, pruned)}:
+        while more := {each for each in old.keys() - pruned if not self.is_kept(each, pruned, old[each])}:
             pruned |= more
         return pruned
 
-    def is_kept(self, job_id: str, pruned: Set[str] = frozenset()) -> bool:
-        """True if it is not pruned, however long ago it ended."""
-        return self.is_awaited(job_id) or self.is_read_again(job_id, pruned) or self.comes_back(job_id, pruned)
+    def is_kept(self, job_id: str, pruned: Set[str] = frozenset(), since: int = 0) -> bool:
+        """True if it is not pruned, though its retention began before ``since``."""
+        return self.is_awaited(job_id) or self.is_read_again(job_id, pruned, since) or self.comes_back(job_id, pruned)
 
     def prune(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:

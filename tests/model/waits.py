@@ -126,10 +126,11 @@ class Waits:
         """True if a job that has not ended waits, or waited, for this one."""
         return any(job_id in job.dependencies and job.state not in TERMINAL for job in self.jobs.values())
 
-    def is_read_again(self, job_id: str, pruned: Set[str]) -> bool:
-        """True if the replay of a dead or cancelled parent reads how this child ended."""
+    def is_read_again(self, job_id: str, pruned: Set[str], since: int) -> bool:
+        """True if the replay of a parent that is dead or cancelled since an instant reads how this child ended."""
         unsuccessful = (JobState.DEAD, JobState.CANCELLED)
         parents = [job for other, job in self.jobs.items() if other not in pruned and job.state in unsuccessful]
+        parents = [job for job in parents if job.ended_at > since]
         return any(job_id in job.dependencies and job.dependencies[job_id].wait for job in parents)
 
     def comes_back(self, job_id: str, pruned: Set[str]) -> bool:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast import Holdfast
+from holdfast.core.events import WorkerStarted
 from holdfast.worker import Worker
 from tests.support.node import NODE
 from tests.support.servers import PATIENCE, Port, until
@@ -302,6 +303,13 @@ class _Serving(threading.Thread):
         self._worker = Worker(app)
         self._loop = asyncio.new_event_loop()
         self._trouble: list[BaseException] = []
+        self._has_begun = threading.Event()
+        app.events.subscribe(lambda _: self._has_begun.set(), WorkerStarted)
+
+    def start(self) -> None:
+        """Returns once the worker has started: a block may close the application, and its store, at once."""
+        super().start()
+        assert self._has_begun.wait(PATIENCE), self._trouble
 
     def run(self) -> None:
         try:

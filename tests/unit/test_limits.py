@@ -338,6 +338,8 @@ def test_rate_of_weights_in_payloads_needs_a_burst() -> None:
     with pytest.raises(Invalid, match=r"weight: 'args.n' is not valid; give burst too"):
         parse_values({"rate": "10/s", "weight": "args.n"})
     assert parse_values({"rate": "10/s", "weight": "args.n", "burst": 5}).burst == 5
+    with pytest.raises(Invalid, match=r"burst: 4 is not valid"):
+        parse_values({"rate": "10/s", "weight": 5, "burst": 4})
     assert parse_values({"concurrency": 3, "weight": "args.n"}).burst == 1
 
 
@@ -350,7 +352,7 @@ def test_rate_of_weights_in_payloads_needs_a_burst() -> None:
     shares=st.dictionaries(st.text(), st.integers(1, 1000), max_size=5),
 )
 def test_values_are_read_back_as_they_are_shown(**provided: Any) -> None:
-    values = parse_values(provided | ({} if provided["rate"] is None else {"burst": 5}))
+    values = parse_values(provided | ({} if provided["rate"] is None else {"burst": 10_000}))
     assert parse_values(format_values(values)) == values
 
 

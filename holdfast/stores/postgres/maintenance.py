@@ -83,7 +83,9 @@ class PostgresMaintenance:
             rows = await fetch(self._sql["prune_jobs"], state=CODES[state], span=span_us(span), limit=limit)
             depended_on = [job_id for job_id, _, has_dependents in rows if has_dependents]
             if depended_on:
-                prunable = {job_id for (job_id,) in await fetch(self._sql["prunable"], ids=depended_on)}
+                prunable = {
+                    job_id for (job_id,) in await fetch(self._sql["prunable"], ids=depended_on, span=span_us(span))
+                }
                 rows = [row for row in rows if not row[2] or row[0] in prunable]
             with_key = [job_id for job_id, has_key, _ in rows if has_key]
             if with_key:

@@ -805,13 +805,13 @@ order by j.lease_until limit :limit for no key update skip locked;
 select id::text, has_key, has_dependents from holdfast.job
 where state >= 5 and (state, ended_at) >= (:state::smallint, 0::bigint)
   and (state, ended_at) <= (:state::smallint, :now - :span::bigint)
-  and not (has_dependents and holdfast.is_needed(id))
+  and not (has_dependents and holdfast.is_needed(id, :now - :span::bigint))
   and not (reason is not distinct from 'dependency' and :state::smallint = 7 and holdfast.has_failed_dependency(id))
 order by state, ended_at limit :limit for update skip locked;
 
 -- own: prunable
 -- The same once they are locked: a submission that waits for one of them may have been committed meanwhile.
-select id::text from holdfast.job where id = any(:ids::uuid[]) and not holdfast.is_needed(id);
+select id::text from holdfast.job where id = any(:ids::uuid[]) and not holdfast.is_needed(id, :now - :span::bigint);
 
 -- name: delete_jobs
 with deleted as (

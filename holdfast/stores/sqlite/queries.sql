@@ -643,10 +643,11 @@ select -- include: shown
 from holdfast_job j where j.state = 2 and j.lease_until <= :now order by j.lease_until limit :limit;
 
 -- fragment: prunable
--- No job that has not ended waits or waited for it, no replay of a dead or cancelled parent reads it, and none of a failed job brings it back.
+-- No job that has not ended waits or waited for it, no parent is dead or cancelled since :before, whose replay reads it, and none of a
+-- failed job brings it back.
 not (has_dependents and exists (
     select 1 from holdfast_dependency d cross join holdfast_job w on w.seq = d.waiter
-    where d.job_id = holdfast_job.id and (+w.state < 5 or d.is_child and +w.state > 5)))
+    where d.job_id = holdfast_job.id and (+w.state < 5 or d.is_child and +w.state > 5 and w.ended_at > :before)))
 and not (reason is 'dependency' and :state = 7 and exists (
     select 1 from holdfast_dependency d cross join holdfast_job f on f.id = d.job_id
     where d.waiter = holdfast_job.seq and d.state = 2))

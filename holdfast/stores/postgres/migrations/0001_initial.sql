@@ -654,12 +654,14 @@ begin
 end
 $$;
 
--- Whether a job waits or waited for this one, and has not ended; or has started it, and is dead or cancelled: its replay reads how it ended.
-create function holdfast.is_needed(job uuid) returns boolean
+-- Whether a job waits or waited for this one, and has not ended; or has started it, and is dead or cancelled since this instant: its
+-- replay reads how it ended.
+create function holdfast.is_needed(job uuid, since bigint) returns boolean
 language plpgsql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     return exists (select from holdfast.dependency d
-        where d.job_id = job and (select w.state < 5 or d.is_child and w.state > 5 from holdfast.job w where w.id = d.waiter));
+        where d.job_id = job
+        and (select w.state < 5 or d.is_child and w.state > 5 and w.ended_at > since from holdfast.job w where w.id = d.waiter));
 end
 $$;
 
@@ -878,7 +880,8 @@ begin
     insert into holdfast.dependency as d (waiter, job_id, condition, state, is_child, holder)
     select parent, j.id, 'end', case when j.state < 5 then 'open' else 'met' end, true, null
     from holdfast.job j where j.id = any(jobs)
-    union all select parent, c.child, 'end', 'met', true, c.job from unnest(children, jobs) c (child, job) where c.child <> c.job
+    union all select parent, c.child, 'end', 'met', true, j.id from unnest(children, jobs) c (child, job)
+    join holdfast.job j on j.id = c.job where c.child <> all(jobs)
     on conflict (waiter, job_id) do update set condition = 'end', state = excluded.state, is_child = true;
     update holdfast.receiver r set is_listed = false where r.job_id = parent and r.is_listed;
     update holdfast.job j

@@ -52,11 +52,12 @@ local ended, kept = PREFIX .. 'ended:' .. state, PREFIX .. 'kept:' .. state
 local MAX_LOOKS = 1000 -- waiters that one script looks at
 local pruned, scanned, looks_left = 0, 0, MAX_LOOKS
 
--- True if a waiter has not ended, or is dead or cancelled and has started the job: a replay of it reads how this ended.
+-- True if a waiter has not ended, or has started the job and is dead or cancelled since `cutoff`: its replay reads how this ended.
 local function needs(waiter, id)
-    local waiter_state = read_fields(waiter, 'state')
+    local waiter_state, ended_at = read_fields(waiter, 'state', 'endTime')
     local _, _, wait = parse_edge(safe_call('HGET', dependencies_key(waiter), id))
-    return wait and waiter_state and (not ENDED_STATES[waiter_state] or wait ~= '0' and waiter_state ~= 'succeeded')
+    local may_replay = wait ~= '0' and waiter_state ~= 'succeeded' and to_number(ended_at) > cutoff
+    return wait and waiter_state and (not ENDED_STATES[waiter_state] or may_replay)
 end
 
 -- True if a waiter needs the job; nil if it is not known yet: the next script looks at its further waiters. `looked_to`:

@@ -258,9 +258,9 @@ for n, given in ipairs(given_ids) do
         open = open + (is_open and not is_counted and 1 or 0)
         edges[#edges + 1] = child
         edges[#edges + 1] = (is_open and 'end open ' or 'end met ') .. wait
-    end
-    if child ~= parent and child ~= given then
-        safe_call('HSET', dependencies_key(parent), given, 'held ' .. child)
+        if child ~= given then
+            safe_call('HSET', dependencies_key(parent), given, 'held ' .. child)
+        end
     end
 end
 add_edges(parent, edges)

@@ -32,6 +32,7 @@ ONE_OF_A_KIND = {
     "test_batches",
     "test_cancel",
     "test_children",
+    "test_children_keys",
     "test_corrupt_jobs",
     "test_dependencies",
     "test_dependencies_many",

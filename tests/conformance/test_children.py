@@ -13,7 +13,6 @@ from holdfast.core.errors import Conflict, Invalid
 from holdfast.core.ids import new_id
 from holdfast.core.models import Job, JobFilter, JobState, Lease, NewJob, Options, Reason
 from holdfast.core.steps import NewStep
-from holdfast.core.unique import Unique
 from holdfast.core.waits import ChildStatus, Signal, SignalWait
 from holdfast.stores.base import Store
 from tests.conformance.support import (
@@ -297,62 +296,6 @@ async def test_replayed_child_does_not_suspend_its_parent_again(store: Store) ->
     await store.admin.replay([children[0].id])
     await store.admin.cancel([children[1].id])
     assert parent.id in await take_ids(store)
-
-
-async def test_children_with_keys_are_those_that_hold_them(store: Store) -> None:
-    (holder,) = await put(store, new_job(key="one"))
-    parent = await running(store)
-    assert await start(store, parent, new_job(key="one")) == [ChildStatus(holder, JobState.QUEUED)]
-    await suspend(store, parent)
-    await store.admin.cancel([holder])
-    assert await take_ids(store) == [parent.id]
-
-
-@pytest.mark.parametrize("during", ["unstarted", "active"])
-async def test_holder_of_a_key_stands_for_a_child_after_it_has_ended(store: Store, during: str) -> None:
-    """Else the child would be stored once the key is free, and its work be done twice."""
-    (holder,) = await put(store, Unique(during).bind(new_job()))
-    child, parent = Unique(during).bind(new_job()), await running(store)
-    for _ in range(2):
-        assert await start(store, parent, child) == [ChildStatus(holder, JobState.QUEUED)]
-    assert [each.job_id for each in (await store.workflow.read_waits(parent.id)).dependencies] == [holder]
-    (job,) = await take(store)
-    assert await start(store, parent, child) == [ChildStatus(holder, JobState.RUNNING)]
-    assert await suspend(store, parent) is JobState.WAITING
-    await settle(store, job)
-    (again,) = await take(store)
-    assert await start(store, again, child) == [ChildStatus(holder, JobState.SUCCEEDED)]
-    await store.admin.delete([holder])
-    assert await start(store, again, child) == [ChildStatus(holder, None)]
-    assert await store.query.count(JobFilter()) == 1
-    assert await start(store, again, other := Unique(during).bind(new_job())) == [
-        ChildStatus(other.id, JobState.QUEUED)
-    ]
-
-
-async def test_holder_of_a_key_stands_for_a_child_of_a_replayed_parent(store: Store) -> None:
-    """As a child that was started stays one: its work is done once."""
-    (holder,) = await put(store, Unique("active").bind(new_job()))
-    child, parent = Unique("active").bind(new_job()), await running(store)
-    await start(store, parent, child)
-    await settle(store, parent, JobState.DEAD, reason=Reason.ERROR, error="boom")
-    (job,) = await take(store)
-    await settle(store, job)
-    await store.admin.replay([parent.id])
-    (again,) = await take(store)
-    assert await start(store, again, child) == [ChildStatus(holder, JobState.SUCCEEDED)]
-
-
-async def test_child_stands_for_others_with_its_key(store: Store) -> None:
-    children = [Unique("active").bind(new_job()) for _ in range(3)]
-    parent = await running(store)
-    assert await start(store, parent, *children) == [ChildStatus(children[0].id, JobState.QUEUED)] * 3
-    await suspend(store, parent)
-    (job,) = await take(store)
-    await settle(store, job)
-    (again,) = await take(store)
-    assert await start(store, again, *children) == [ChildStatus(children[0].id, JobState.SUCCEEDED)] * 3
-    assert await store.query.count(JobFilter()) == 2
 
 
 async def test_parent_does_not_wait_for_itself(store: Store) -> None:

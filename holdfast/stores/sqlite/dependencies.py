@@ -185,7 +185,7 @@ def wait_for_children(
     states = {child: STATES[code] for child, code, _ in rows}
     others = {child: state for child, state in states.items() if child != job_id}
     edges = [(child, Condition.END, _edge_state(Condition.END, state)) for child, state in others.items()]
-    held = [(child, Condition.END, _MET, job) for child, job in children.items() if job != child and job in others]
+    held = [(own, Condition.END, _MET, job) for own, job in children.items() if job in others and own not in others]
     yield Statement(statements["close_open_children"], (seq,))
     yield Statement(statements["add_dependencies"], (job_id, as_json([*edges, *held]), 1))
     yield Statement(statements["detach_receiver"], (seq,))

@@ -22,7 +22,7 @@ import msgspec
 from holdfast.core.clock import Clock
 from holdfast.core.encryption import describe_encrypted, is_encrypted
 from holdfast.core.errors import Invalid, LeaseLost
-from holdfast.core.lifecycle import Failed
+from holdfast.core.lifecycle import Failed, Outcome
 from holdfast.core.models import Job, Lease, NewJob, Reason, Step
 from holdfast.core.portal import requires_loop
 from holdfast.core.retry import Retry
@@ -60,7 +60,7 @@ class StepStore(Protocol):
         self, job: Job, name: str, function: Callable[..., Any], *, blocking: bool
     ) -> Callable[..., Any]: ...
 
-    def is_held(self, lease: Lease) -> bool: ...
+    def find_end(self, lease: Lease) -> Outcome | None: ...
 
     async def read_steps(self, job_id: str) -> list[Step]: ...
 

@@ -23,7 +23,6 @@ from holdfast.core.lifecycle import (
     Dead,
     Failed,
     Outcome,
-    Released,
     Snoozed,
     StepsChanged,
     Succeeded,
@@ -140,15 +139,15 @@ class JobSteps:
             if transaction is not None:
                 drive_coroutine(transaction.step_store.verify_connection(transaction.connection))
             called = self._step_store.step_function(self._job, unique, function, blocking=True)
-            value = self._try_often_blocking(options, lambda: called(*args, **kwargs))
+            value = self._try_often_blocking(unique, options, lambda: called(*args, **kwargs))
             saving = self._save(unique, number, decode, by_handler=by_handler, value=value, transaction=transaction)
             return run(saving) if transaction is None else drive_coroutine(saving)
 
-    def _try_often_blocking(self, options: StepOptions, call: Callable[[], Any]) -> Any:
+    def _try_often_blocking(self, name: str, options: StepOptions, call: Callable[[], Any]) -> Any:
         tried = 0
         while True:
             tried += 1
-            self._check_held()
+            self._check_held(name)
             try:
                 with _inside_step():
                     return call()
@@ -312,7 +311,7 @@ class JobSteps:
         tried = 0
         while True:
             tried += 1
-            self._check_held()
+            self._check_held(name)
             try:
                 return await self._try_once(name, options.timeout, call)
             except Exception as error:
@@ -338,7 +337,7 @@ class JobSteps:
     ) -> Step | None:
         """The record of a step; None if it is to run. Raises what ends the attempt."""
         await self._read()
-        self._check_held()
+        self._check_held(name)
         failed = next(iter(self._failed.values()), None) if by_handler else self._failed.get(caller)
         if self._end is None and failed is not None:
             self._end_by(_end_after_failed_step(failed, name, is_child=failed in self._failed_children))
@@ -425,10 +424,12 @@ class JobSteps:
             text = f"step {name!r}: the results of all steps exceed {MAX_RESULTS:,} characters; {remedy}"
             raise self._end_by(_final(text, Reason.RESULT))
 
-    def _check_held(self) -> None:
+    def _check_held(self, name: str) -> None:
         """Ends the attempt if it is no longer surely this worker's: no function of a step may run."""
-        if not self._step_store.is_held(self._job.lease):
-            raise self._end_by((LeaseLost(f"job {self._job.id}: the attempt is over, or its lease may be"), Released()))
+        end = self._step_store.find_end(self._job.lease)
+        if end is not None:
+            words = "the attempt is over, or its lease was not renewed in time"
+            raise self._end_by((LeaseLost(f"step {name!r} of job {self._job.id} is not begun: {words}"), end))
 
     def _lease_lost(self, name: str) -> LeaseLost:
         return LeaseLost(f"step {name!r} of job {self._job.id} was not recorded: the lease is lost")

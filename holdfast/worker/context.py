@@ -7,6 +7,7 @@ A job is in ``claimed`` from its claim until the store has answered its settleme
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter, deque
@@ -19,9 +20,9 @@ from holdfast.app import Holdfast
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError, StoreReplaced
 from holdfast.core.events import Event, Events, JobSucceeded, StoreTrouble
-from holdfast.core.lifecycle import Failed, Outcome, decide, is_last_attempt
+from holdfast.core.lifecycle import Failed, Lost, Outcome, decide, is_last_attempt
 from holdfast.core.metric_events import SettlementsWritten
-from holdfast.core.models import Job, JobState, Lease, Settlement
+from holdfast.core.models import Job, JobState, Lease, Reason, Settlement
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context
 from holdfast.worker.policy import backoff_of
@@ -58,6 +59,7 @@ class TaskRun:
 
     __slots__ = (
         "context",
+        "deadline",
         "is_last_attempt",
         "job",
         "lease",
@@ -85,6 +87,7 @@ class TaskRun:
         self.runner: asyncio.Task[None] | None = None
         self.stop_reason: StopReason | None = None
         self.timeout: float | None = None
+        self.deadline = math.inf
         self.span: Execution | None = None
         self.seconds = 0.0
 
@@ -92,6 +95,10 @@ class TaskRun:
     def has_called_complete(self) -> bool:
         """Returns True if the handler may have completed the job in its own transaction."""
         return self.context is not None and self.context.has_called_complete
+
+    def timeout_outcome(self) -> Outcome:
+        """Returns the outcome of a job whose handler exceeds its timeout."""
+        return Failed(error=f"timeout: still running after {self.timeout:g} s", reason=Reason.TIMEOUT)
 
     def interrupt_handler(self, stop_reason: StopReason) -> None:
         """Stops the handler. The first reason is kept: it decides the outcome of the job."""
@@ -171,12 +178,13 @@ class WorkerState:
         """Returns True if a job is running or buffered."""
         return bool(self.running or self.buffer)
 
-    def is_held(self, lease: Lease) -> bool:
-        """Returns True while a handler runs in time, under a lease that surely holds. Threads of handlers ask too."""
-        run = self.claimed.get(lease)
-        if run not in self.running or run.stop_reason in (StopReason.TIMEOUT, StopReason.LOST):
-            return False
-        return self.clock.monotonic() <= run.lease_valid_until
+    def find_end(self, lease: Lease) -> Outcome | None:
+        """Returns the outcome of an attempt that is over; None while its handler runs in time, under a lease that
+        surely holds. Threads of handlers ask too."""
+        run, now = self.claimed.get(lease), self.clock.monotonic()
+        if run not in self.running or run.stop_reason is StopReason.LOST or now > run.lease_valid_until:
+            return Lost()
+        return run.timeout_outcome() if now >= run.deadline else None
 
     # ── jobs go out ───────────────────────────────────────────────────────────────────────────────────────────
     def queue_settlement(self, run: TaskRun, outcome: Outcome) -> None:

@@ -238,7 +238,7 @@ class RunnerPool:
                 return None
             case StopReason.TIMEOUT:
                 # Also if the handler swallowed the cancellation and returned: it exceeded its timeout.
-                return Failed(error=f"timeout: still running after {run.timeout:g} s", reason=Reason.TIMEOUT)
+                return run.timeout_outcome()
             case StopReason.CANCEL:
                 return outcome or Cancelled()
             case _:
@@ -309,7 +309,8 @@ class RunnerPool:
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
     def _watch(self, run: TaskRun, timeout: float) -> None:
         run.timeout = timeout  # the settings may change before it is over
-        heapq.heappush(self._deadlines, (self._shared.clock.monotonic() + timeout, next(self._order), run))
+        run.deadline = self._shared.clock.monotonic() + timeout
+        heapq.heappush(self._deadlines, (run.deadline, next(self._order), run))
         # The others have ended before their deadlines.
         if len(self._deadlines) > 2 * len(self._shared.running) + _MAX_STALE:
             self._deadlines[:] = [each for each in self._deadlines if each[2] in self._shared.running]

@@ -37,7 +37,7 @@ class StepWriter:
         self.clock = shared.clock
         self.result_limit = shared.settings.result_limit
         self.has_codec = shared.app.codec is not None
-        self.is_held = shared.is_held
+        self.find_end = shared.find_end
         self._store = store
         self._spans = shared.app.spans
         self._events = shared.events

@@ -62,7 +62,54 @@ async def test_process_that_stood_still_past_its_lease_runs_no_step(app: Holdfas
         await harnessed.run_until_idle()
         job = await handle.job()
     assert ledger.done == ["reserve 1", "charge 2"]
-    assert (job.state, job.attempts, job.claims) == (JobState.SUCCEEDED, 1, 2)  # given back: no attempt was lost
+    assert (job.state, job.attempts, job.claims) == (JobState.SUCCEEDED, 2, 2)
+
+
+async def test_refused_steps_use_up_the_attempts(app: Holdfast) -> None:
+    ledger = Ledger()
+
+    @app.task("order", max_attempts=2)
+    async def order(context: Context) -> None:
+        ledger.done.append(f"start {context.claims}")
+        worker.cut_off("heartbeat")
+        harnessed.clock.advance(25)
+        await context.step("charge", ledger.do, "charge")
+
+    async with harness(app, lease="30s") as harnessed:
+        worker = await harnessed.start()
+        handle = await order.enqueue()
+        for _ in range(5):
+            await harnessed.run_until_idle()
+            worker.thaw()
+            await harnessed.advance(60)
+        job = await handle.job()
+    assert ledger.done == ["start 1", "start 2"]
+    assert (job.state, job.reason, job.attempts) == (JobState.DEAD, "crashed", 2)
+
+
+@pytest.mark.parametrize("is_asked_to_stop", [False, True])
+async def test_step_begins_only_before_the_timeout(app: Holdfast, is_asked_to_stop: bool) -> None:
+    """The watchdog may not have run yet, or the handler was asked to stop before."""
+    ledger = Ledger()
+
+    @app.task("order", timeout=5, max_attempts=1)
+    async def order(context: Context) -> None:
+        if is_asked_to_stop:
+            with contextlib.suppress(asyncio.CancelledError):
+                await forever()
+        harnessed.clock.advance(5)
+        await context.step("charge", ledger.do, "charge")
+
+    async with harness(app) as harnessed:
+        await harnessed.start()
+        handle = await order.enqueue()
+        if is_asked_to_stop:
+            await harnessed.advance(1)
+            await handle.cancel()
+        await harnessed.run_until_idle()
+        job = await handle.job()
+    assert ledger.done == []
+    assert job.error == "timeout: still running after 5 s"
 
 
 async def test_thread_of_a_process_that_stood_still_runs_no_step(app: Holdfast) -> None:

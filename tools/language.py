@@ -112,7 +112,7 @@ def size_measures(package: Path, trees: dict[Path, ast.Module]) -> list[Measure]
             "packages and modules at the top", 14, 14, len([path for path in top if not path.name.startswith("__")])
         ),
         Measure("modules under 60 lines", 25, 16, len(small), [str(path) for path in small]),
-        Measure("statements", 24_217, 42_863, statements),
+        Measure("statements", 24_217, 42_865, statements),
         Measure("banned words", 0, 0, len(banned), banned),
     ]
 

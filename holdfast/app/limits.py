@@ -84,7 +84,7 @@ class LimitManager:
     @requires_loop
     async def change(self, /, name: str, **values: Any) -> Limit:
         """Change values of a limit: concurrency, rate, burst, weight, shares, depth. They hold at once, and go before
-        the declared values until ``reset``. None takes one away; a default burst follows the rate."""
+        the declared values until ``reset``. None takes one away; a default burst follows rate and weight."""
         check_options(values or ["nothing"], VALUE_OPTIONS, "value")
 
         def with_values(known: Limit | None) -> Limit:

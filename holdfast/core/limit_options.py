@@ -154,7 +154,7 @@ def _default_burst(rate: int, period_us: int, weight: int | str) -> int:
 
 
 def has_default_burst(values: LimitValues) -> bool:
-    """Returns True if the burst is the one that a limit has without options for it."""
+    """Returns True if the burst is the one that a limit has when none is given."""
     return values.rate is None or (
         isinstance(values.weight, int) and values.burst == _default_burst(values.rate, values.period_us, values.weight)
     )

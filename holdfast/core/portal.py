@@ -83,7 +83,7 @@ class Portal:
 
 
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
-"""Returns the event loop that runs in this thread, if any."""
+"""Returns the event loop that runs in this thread; None if there is none."""
 
 
 def call_off_loop(call: Callable[[], T]) -> T:

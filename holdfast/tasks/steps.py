@@ -425,7 +425,7 @@ class JobSteps:
             raise self._end_by(_final(text, Reason.RESULT))
 
     def _check_held(self, name: str) -> None:
-        """Ends the attempt if it is no longer surely this worker's: no function of a step may run."""
+        """Ends the attempt if its time is over, or its lease may be: no function of a step may run."""
         end = self._step_store.find_end(self._job.lease)
         if end is not None:
             words = "the attempt is over, or its lease was not renewed in time"

@@ -5,6 +5,7 @@ all settlements are."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from holdfast.core.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.core.events import JobSucceeded, StoreTrouble
@@ -13,7 +14,7 @@ from holdfast.core.metric_events import SettlementsWritten
 from holdfast.core.models import JobState, Lease, Reason, Settled
 from holdfast.stores.base import Store
 from holdfast.worker.context import BATCH_SIZE, StoreBackoff, TaskRun, WorkerState
-from holdfast.worker.reporting import emit_lease_lost, emit_unsuccessful, measure_settled
+from holdfast.worker.reporting import emit_lease_lost, emit_recovered, emit_unsuccessful, measure_settled
 
 _MAX_DELAY = 0.004  # seconds a batch may grow while other handlers run
 _LOCKED_RETRY_SECONDS = 0.5  # seconds between tries to settle a job locked by another transaction
@@ -141,10 +142,9 @@ class Settler:
         if not answer.accepted:
             emit_lease_lost(shared.events, job, shared.worker_id)
             return
-        if answer.state in (JobState.FAILED, JobState.DEAD):
+        if answer.state in (JobState.FAILED, JobState.DEAD) or settlement.lease_expired:
             shared.failed += 1
         elif answer.state is not JobState.CANCELLED:
             shared.released += settlement.reason is Reason.RELEASED
-        emit_unsuccessful(
-            shared.events, job, settlement, answer, seconds=run.seconds, dlq_key=shared.dead_letter_key(job)
-        )
+        emit = emit_recovered if settlement.lease_expired else partial(emit_unsuccessful, seconds=run.seconds)
+        emit(shared.events, job, settlement, answer, dlq_key=shared.dead_letter_key(job))

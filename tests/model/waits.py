@@ -127,7 +127,7 @@ class Waits:
         return any(job_id in job.dependencies and job.state not in TERMINAL for job in self.jobs.values())
 
     def is_read_again(self, job_id: str, pruned: Set[str], since: int) -> bool:
-        """True if the replay of a parent that is dead or cancelled since an instant reads how this child ended."""
+        """True if the replay of a parent that ended without success after an instant reads how this child ended."""
         unsuccessful = (JobState.DEAD, JobState.CANCELLED)
         parents = [job for other, job in self.jobs.items() if other not in pruned and job.state in unsuccessful]
         parents = [job for job in parents if job.ended_at > since]
@@ -219,7 +219,8 @@ class Waits:
         known = {job_id: job_id for job_id, each in job.dependencies.items() if each.wait} | job.stand_ins
         ids = [known.get(child.id) or submit(child, now)[0] for child in children]
         pairs = [(child.id, job_id) for child, job_id in zip(children, ids, strict=True)]
-        job.stand_ins |= {child: other for child, other in pairs if other not in (child, lease.job_id)}
+        held = [(child, other) for child, other in pairs if other not in (child, lease.job_id)]
+        job.stand_ins |= {child: other for child, other in held if other in self.jobs}
         job.wait += 1
         if job.receiver is not None:
             job.receiver.claims = 0

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Holdfast, JobFilter, JobState, LeaseLost, Retry
+from holdfast.core.events import JobFailed, JobReleased, JobUnstartable
 from tests.worker.stepping import Ledger, steps_of
-from tests.worker.support import forever, harness
+from tests.worker.support import Recorder, forever, harness
 
 PATIENT = 60.0
 """Real seconds for what takes a moment."""
@@ -45,15 +46,17 @@ async def test_thread_takes_no_step_after_its_timeout(app: Holdfast) -> None:
     assert "the attempt is over" in str(errors[0])
 
 
-async def test_process_that_stood_still_past_its_lease_runs_no_step(app: Holdfast) -> None:
-    ledger = Ledger()
+@pytest.mark.parametrize("seconds", [25, 35])
+async def test_process_that_stood_still_past_its_lease_runs_no_step(app: Holdfast, seconds: int) -> None:
+    """By 35 s the store knows that the lease is over, and takes the outcome from the worker."""
+    ledger, events = Ledger(), Recorder(app)
 
     @app.task("order")
     async def order(context: Context) -> None:
         await context.step("reserve", ledger.do, f"reserve {context.claims}")
         if context.claims == 1:
             worker.cut_off("heartbeat")  # until the step, as if all of the process had stood still
-            harnessed.clock.advance(25)
+            harnessed.clock.advance(seconds)
         await context.step("charge", ledger.do, f"charge {context.claims}")
 
     async with harness(app, lease="30s") as harnessed:
@@ -63,6 +66,8 @@ async def test_process_that_stood_still_past_its_lease_runs_no_step(app: Holdfas
         job = await handle.job()
     assert ledger.done == ["reserve 1", "charge 2"]
     assert (job.state, job.attempts, job.claims) == (JobState.SUCCEEDED, 2, 2)
+    assert len(events.of(JobFailed)) == 1
+    assert events.of(JobReleased, JobUnstartable) == []
 
 
 async def test_refused_steps_use_up_the_attempts(app: Holdfast) -> None:

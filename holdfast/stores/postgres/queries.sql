@@ -726,7 +726,7 @@ where id = :id and claims = :claims and state + 0 = 2 and lease_until + 0 > :now
 for no key update;
 
 -- name: known_children
--- Those that a job has started before, and the jobs that stand for them.
+-- Of these children, those that a job has started before, and the jobs that stand for them.
 select job_id::text, coalesce(holder, job_id)::text from holdfast.dependency
 where waiter = :id and is_child and job_id = any(:ids::uuid[]);
 

@@ -51,7 +51,7 @@ async def insert_batch(
     jobs: Sequence[NewJob],
     extras: Sequence[NewJob],
 ) -> tuple[list[Submitted], bool]:
-    """The answers; and whether other processes are still to be notified. ``extras``: the jobs that have some."""
+    """The answers; and whether other processes are still to be notified of the jobs. ``extras``: all but plain ones."""
     uncertain: list[bool] = []  # a try that was cut off may have stored it: then an id of ours that is known is new
     fetch = functools.partial(pool.fetch, on_uncertain=lambda: uncertain.append(True), extra_time=_extra_time(jobs))
     try:

@@ -98,7 +98,7 @@ class RedisMaintenance:
         return pruned
 
     async def _prune_kept(self, state: str, span: timedelta, limit: int) -> int:
-        """Looks again at some jobs for which others waited that had not ended."""
+        """Looks again at some of the jobs that were kept beyond their retention."""
         pruned, since = 0, b""
         for _ in range(_KEPT_ROUNDS):
             number, examined, now = await self._pool.run(

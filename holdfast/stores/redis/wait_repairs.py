@@ -108,7 +108,7 @@ class _WaitAudit:
             if edge is not None:
                 edges[job] = edge
                 self._waiters[job].add(waiter)
-            elif not text.startswith(b"held "):  # by a job, which has a dependency of its own
+            elif not text.startswith(b"held "):  # JOB, for which there is an edge of its own
                 yield RepairStep(OUT, ("HDEL", self._names("dependencies:") + waiter, job))
 
     def _resolve(self, waiter: bytes) -> Iterator[RepairStep]:

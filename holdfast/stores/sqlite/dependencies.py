@@ -178,7 +178,7 @@ def wait_for_children(
 ) -> StatementFlow[dict[str, JobState]]:
     """Makes a job (its row and id) wait for the ends of its children; returns the states of those that are there.
 
-    ``children``: their own ids, and the jobs that stand for them. The job itself, whose key one has, is no dependency.
+    ``children``: their own ids, and the jobs that stand for them. A child may have the key of the job itself.
     """
     seq, job_id = parent
     rows = yield Statement(statements["mark_depended_on"], (as_json(children.values()),))

@@ -518,7 +518,7 @@ where seq in (select value from json_each(?1)) and state > 4
 returning id, has_dependents;
 
 -- name: known_children
--- Those that a job has started before, and the jobs that stand for them.
+-- Of these children, those that a job has started before, and the jobs that stand for them.
 select job_id, coalesce(holder, job_id) from holdfast_dependency
 where waiter = ?1 and is_child and job_id in (select value from json_each(?2));
 
@@ -643,8 +643,8 @@ select -- include: shown
 from holdfast_job j where j.state = 2 and j.lease_until <= :now order by j.lease_until limit :limit;
 
 -- fragment: prunable
--- No job that has not ended waits or waited for it, no parent is dead or cancelled since :before, whose replay reads it, and none of a
--- failed job brings it back.
+-- No job that has not ended waits or waited for it, no parent died or was cancelled after :before, so that a replay may read it, and no
+-- replay of a failed job brings it back.
 not (has_dependents and exists (
     select 1 from holdfast_dependency d cross join holdfast_job w on w.seq = d.waiter
     where d.job_id = holdfast_job.id and (+w.state < 5 or d.is_child and +w.state > 5 and w.ended_at > :before)))

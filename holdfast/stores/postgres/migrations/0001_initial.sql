@@ -654,8 +654,8 @@ begin
 end
 $$;
 
--- Whether a job waits or waited for this one, and has not ended; or has started it, and is dead or cancelled since this instant: its
--- replay reads how it ended.
+-- Whether a job waits or waited for this one, and has not ended; or has started it, and died or was cancelled after an instant: a replay
+-- of it may read how this one ended.
 create function holdfast.is_needed(job uuid, since bigint) returns boolean
 language plpgsql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
@@ -867,8 +867,8 @@ begin
 end
 $$;
 
--- A running job waits for children, for each of which a job stands that its transaction has submitted or found, in place of
--- what it waited for before. Answers the states of those that there are.
+-- A running job waits for its children, in place of what it waited for before. `jobs`: the job that stands for each of the
+-- children. Answers the states of the jobs that there are.
 create function holdfast.await_children(parent uuid, children uuid[], jobs uuid[])
 returns table (job_id text, state holdfast.job_state) language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$

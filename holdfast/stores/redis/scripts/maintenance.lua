@@ -52,7 +52,7 @@ local ended, kept = PREFIX .. 'ended:' .. state, PREFIX .. 'kept:' .. state
 local MAX_LOOKS = 1000 -- waiters that one script looks at
 local pruned, scanned, looks_left = 0, 0, MAX_LOOKS
 
--- True if a waiter has not ended, or has started the job and is dead or cancelled since `cutoff`: its replay reads how this ended.
+-- True if a waiter has not ended, or has started the job and died or was cancelled after `cutoff`: its replay may read how this ended.
 local function needs(waiter, id)
     local waiter_state, ended_at = read_fields(waiter, 'state', 'endTime')
     local _, _, wait = parse_edge(safe_call('HGET', dependencies_key(waiter), id))

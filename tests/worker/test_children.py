@@ -324,7 +324,9 @@ async def test_parent_that_failed_is_repaired_after_the_retention_of_its_childre
     broken, ran = [True], list[str]()
 
     @app.task("part", max_attempts=1)
-    async def part(name: str) -> str:
+    async def part(context: Context, name: str) -> str:
+        if name == "bad":
+            await context.sleep("4d")
         ran.append(name)
         if name == "bad" and broken[0]:
             raise ValueError(name)
@@ -337,12 +339,10 @@ async def test_parent_that_failed_is_repaired_after_the_retention_of_its_childre
 
     async with harness(app) as harnessed:
         await harnessed.start()
-        parent = await whole.enqueue()
+        parent, other = await whole.enqueue(), await part.enqueue("other")
         await harnessed.run_until_idle()
         (bad,) = (await app.find(JobFilter(tasks=("part",), states=(JobState.DEAD,)))).jobs
-        other = await part.enqueue("other")
-        await harnessed.run_until_idle()
-        await harnessed.advance("10d")  # the workers of the harness prune
+        await harnessed.advance("5d")  # the workers of the harness prune
         assert await app.count(JobFilter(tasks=("part",))) == 2, f"{other.id} is beyond its retention"
         broken[0] = False
         await app.replay_one(bad.id)

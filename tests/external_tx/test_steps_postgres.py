@@ -346,7 +346,8 @@ def test_lost_lease_rolls_back_the_rows_of_a_step(place: Place) -> None:
                 raise
 
     work = Late(place, "psycopg")
-    handle = serve(place, work.task.enqueue, concurrency=2)
+    # No heartbeat learns of the loss before the step.
+    handle = serve(place, work.task.enqueue, concurrency=2, lease="10m", heartbeat="3m")
 
     assert outcome(place, handle) == (JobState.SUCCEEDED, 2, 1)
     assert (sorted(work.calls), work.steps(), len(errors)) == ([1, 2], 1, 1)

@@ -89,8 +89,8 @@ def parse_values(given: Mapping[str, Any]) -> LimitValues:
     weight = _parse_weight(1 if weight is None else weight)
     if burst is None and number is not None and isinstance(weight, str):
         raise Invalid("weight", weight, "give burst too, at least the greatest weight: no job takes more tokens")
-    usual = 1 if number is None else _default_burst(number, period_us, weight)
-    least = weight if number is not None and isinstance(weight, int) else 1  # no job takes more tokens than the burst
+    least = 1 if number is None or isinstance(weight, str) else weight  # no job takes more tokens than the burst
+    usual = 1 if number is None else _default_burst(number, period_us, least)
     return LimitValues(
         concurrency=None
         if concurrency is None
@@ -149,8 +149,8 @@ def limit_options(options: Mapping[str, Any]) -> LimitOptions:
     return LimitOptions(**options)
 
 
-def _default_burst(rate: int, period_us: int, weight: int | str) -> int:
-    return max(1 if isinstance(weight, str) else weight, rate * _BURST_US // period_us)
+def _default_burst(rate: int, period_us: int, weight: int) -> int:
+    return max(weight, rate * _BURST_US // period_us)
 
 
 def has_default_burst(values: LimitValues) -> bool:

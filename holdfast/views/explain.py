@@ -56,7 +56,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     gone: frozenset[str] = frozenset()  # workers of this host whose process has ended
     silence: timedelta = timedelta(days=1)  # longest time between heartbeats of a living worker
     ahead: int = 0  # ready jobs ahead of it in its queue; under limits, in its partition
-    first: str | None = None  # of them, where it is known
+    first: str | None = None  # id of the first of them, where it is known
     exact: bool | None = True  # False: at most ``ahead``; None: more jobs are ready than were counted
     defer_for: timedelta = timedelta(hours=1)
     transport_away: bool = False  # the transport of its queue is unavailable

@@ -36,7 +36,7 @@ class Cost(NamedTuple):
 
 
 LIMITS = {
-    ("sqlite", "single"): Cost(240, 0, 3.5),
+    ("sqlite", "single"): Cost(240, 0, 4),
     ("sqlite", "bulk"): Cost(39, 0, math.inf),
     ("sqlite", "post"): Cost(740, 0, math.inf),
     ("sqlite", "run"): Cost(90, 0, math.inf),
@@ -116,10 +116,12 @@ async def measure(calls: Calls, read: Callable[[], float], work: Awaitable[objec
 
 async def costs(app: Holdfast, calls: Calls) -> dict[str, Cost]:
     stamp = app.task("stamp")(do_nothing)
+    urgent = stamp.options(priority=1)
 
     async def one_by_one() -> None:
-        for n in range(SINGLES):
+        for n in range(SINGLES // 2):
             await stamp.enqueue(n)
+            await urgent.enqueue(n)
 
     async with app:
         await app.enqueue_many(stamp.new_job(n) for n in range(BULK))

@@ -37,7 +37,7 @@ class RunnableWorker(Protocol):
 
     async def run(self) -> None: ...
     def stop(self, reason: str = "asked") -> None: ...
-    def begin_to_stop(self, reason: str) -> None: ...
+    def request_stop(self, reason: str) -> None: ...
     def stop_now(self, reason: str = "asked") -> None: ...
 
 
@@ -181,7 +181,7 @@ class InProcessWorker:
             return
         cancelled: asyncio.CancelledError | None = None
         if not running.done():
-            worker.begin_to_stop("exited")
+            worker.request_stop("exited")
         while not running.done():
             try:
                 await asyncio.wait([running])

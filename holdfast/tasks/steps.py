@@ -426,7 +426,7 @@ class JobSteps:
 
     def _check_held(self, name: str) -> None:
         """Ends the attempt if its time is over, or its lease may be: no function of a step may run."""
-        end = self._step_store.find_end(self._job.lease)
+        end = self._step_store.outcome_if_over(self._job.lease)
         if end is not None:
             words = "the attempt is over, or its lease was not renewed in time"
             raise self._end_by((LeaseLost(f"step {name!r} of job {self._job.id} is not begun: {words}"), end))

@@ -19,7 +19,7 @@ from holdfast.core.metric_events import SettlementsWritten
 from holdfast.core.models import Job, JobState, Lease, Settled, Settlement
 from holdfast.core.workers import HeartbeatReply, WorkerCommand, WorkerHeartbeat
 from holdfast.worker.context import WorkerState
-from holdfast.worker.policy import UnfitJobs, backoff_of
+from holdfast.worker.policy import Deferrals, backoff_of
 from holdfast.worker.reporting import dead_letter_key, emit_lease_lost, emit_success, emit_unsuccessful, measure_settled
 from holdfast.worker.sweeper import Sweeper
 
@@ -56,7 +56,7 @@ class RemoteWorkers:
     def __init__(self, app: Holdfast) -> None:
         self.app = app
         self._known: dict[str, RemoteWorker] = {}
-        self._unfit = UnfitJobs(app)
+        self._deferrals = Deferrals(app)
         self._rng = random.Random()
         self._sweeping: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -143,14 +143,14 @@ class RemoteWorkers:
 
     async def _with_deferred(self, endings: Sequence[RemoteEnding]) -> Sequence[RemoteEnding]:
         """Returns the endings; jobs that another worker may be able to run are released."""
-        unfit = {
-            index: each.outcome for index, each in enumerate(endings) if UnfitJobs.is_unfit(each.outcome, each.job)
+        deferrable = {
+            index: each.outcome for index, each in enumerate(endings) if Deferrals.is_deferrable(each.outcome, each.job)
         }
-        if not unfit:
+        if not deferrable:
             return endings
-        jobs = [endings[index].job for index in unfit]
-        outcomes = await self._unfit.decide_unfit(jobs, list(unfit.values()), self.app.settings)
-        changed = dict(zip(unfit, map(RemoteEnding, jobs, outcomes), strict=True))
+        jobs = [endings[index].job for index in deferrable]
+        outcomes = await self._deferrals.defer_or_fail(jobs, list(deferrable.values()), self.app.settings)
+        changed = dict(zip(deferrable, map(RemoteEnding, jobs, outcomes), strict=True))
         return [changed.get(index, each) for index, each in enumerate(endings)]
 
     def _emit_answer(self, worker: str, job: Job, settlement: Settlement, answer: Settled, seconds: float) -> None:
@@ -180,8 +180,8 @@ class RemoteWorkers:
 
     async def settle_unknown(self, worker: str, jobs: Sequence[Job], tasks: frozenset[str]) -> None:
         """Settles jobs whose task the worker does not know, as a local worker does."""
-        known = sorted(tasks)
-        endings = [RemoteEnding(job, self._unfit.unknown_task_failure(job, known, self.app.settings)) for job in jobs]
+        known, settings = sorted(tasks), self.app.settings
+        endings = [RemoteEnding(job, self._deferrals.unknown_task_failure(job, known, settings)) for job in jobs]
         try:
             await self.settle(worker, endings)
         except HoldfastError:

@@ -129,7 +129,7 @@ class WorkerState:
         self.unsettled: list[TaskRun] = []
         self.last_attempts = 0  # jobs in ``claimed`` on their last attempt
         self.has_urgent_settlement = False  # the settler must not wait for a full batch
-        self.idle_runners: deque[asyncio.Future[None]] = deque()
+        self.runner_wakeups: deque[asyncio.Future[None]] = deque()  # each wakes one idle runner
         self.may_fetch = asyncio.Event()  # there may be room for another claim
         self.has_unsettled = asyncio.Event()  # ``unsettled`` is not empty
         self.flush_now = asyncio.Event()  # the settler must write now
@@ -168,17 +168,17 @@ class WorkerState:
         """Wakes up to two idle runners if jobs are buffered. A runner does so again each time its handler awaits
         something, so all wake within a few iterations of the loop. While handlers never await, more runners would only
         starve the fetcher and the settler."""
-        for _ in range(min(2, len(self.buffer), len(self.idle_runners))):
-            runner = self.idle_runners.popleft()
-            if not runner.done():
-                runner.set_result(None)
+        for _ in range(min(2, len(self.buffer), len(self.runner_wakeups))):
+            wakeup = self.runner_wakeups.popleft()
+            if not wakeup.done():
+                wakeup.set_result(None)
 
     @property
     def busy(self) -> bool:
         """Returns True if a job is running or buffered."""
         return bool(self.running or self.buffer)
 
-    def find_end(self, lease: Lease) -> Outcome | None:
+    def outcome_if_over(self, lease: Lease) -> Outcome | None:
         """Returns the outcome of an attempt that is over; None while its handler runs in time, under a lease that
         surely holds. Threads of handlers ask too."""
         run, now = self.claimed.get(lease), self.clock.monotonic()

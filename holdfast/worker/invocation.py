@@ -27,7 +27,7 @@ from holdfast.worker.executors.thread import NoThread, ThreadExecutor
 Next = Callable[[Context], Awaitable[Any]]
 
 
-class RemoteOutcome(Exception):
+class OutcomeRaised(Exception):
     """Carries the outcome of a handler that failed in a child process or as a command through the middlewares."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -153,7 +153,7 @@ class HandlerInvoker:
         try:
             return await self._threads.run(called, contextvars.copy_context(), context.cancel)
         except NoThread as error:
-            raise RemoteOutcome(Released(f"this worker cannot start a thread: {error}", UNSTARTABLE_DELAY)) from error
+            raise OutcomeRaised(Released(f"this worker cannot start a thread: {error}", UNSTARTABLE_DELAY)) from error
 
     async def _run_in_child(self, task: Task[..., Any], context: Context) -> Any:
         if self._processes is None:
@@ -166,9 +166,9 @@ class HandlerInvoker:
 
 
 def unwrap_outcome(outcome: Outcome) -> Any:
-    """Returns the result of a handler that ran in another process; raises RemoteOutcome if it failed."""
+    """Returns the result of a handler that ran in another process; raises OutcomeRaised if it failed."""
     if not isinstance(outcome, Succeeded):
-        raise RemoteOutcome(outcome)
+        raise OutcomeRaised(outcome)
     return None if outcome.result is None else msgspec.json.decode(outcome.result)
 
 

@@ -48,7 +48,7 @@ def timeout_of(job: Job, task: Task[..., Any] | None, settings: Settings) -> flo
     return None if span is None else span.total_seconds()
 
 
-class UnfitJobs:
+class Deferrals:
     """Jobs that a worker cannot run: it lacks their task, or their payload does not fit. Logs each task once.
 
     In a rolling deployment another worker may have their code. So they are released, without an attempt, until
@@ -88,29 +88,29 @@ class UnfitJobs:
         return Failed(error=text, reason=Reason.ENCRYPTED, retryable=False)
 
     @staticmethod
-    def is_unfit(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
-        """Returns True if the job failed here, but another worker may be able to run it."""
+    def is_deferrable(outcome: Outcome, job: Job) -> TypeGuard[Failed]:
+        """Returns True if the job failed here, but another worker may be able to run it: settings may allow that."""
         if type(outcome) is not Failed or outcome.retryable or outcome.reason not in DEFERRALS:
             return False
         if outcome.reason is Reason.ENCRYPTED:
             return True
         return job.task != COMMAND and (outcome.reason is Reason.NO_HANDLER or _is_object(job.payload))
 
-    async def decide_unfit(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
-        """Returns the outcomes of the unfit jobs: released, or failed once ``defer_for`` has passed."""
+    async def defer_or_fail(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
+        """Returns the outcomes of these jobs: released, or failed once ``defer_for`` has passed."""
         rows: Sequence[Job | None] = [None] * len(jobs)
-        if any(_is_deferrable(failed, settings) for failed in failures):
+        if any(_is_allowed(failed, settings) for failed in failures):
             try:
                 rows = await (await self._app.open_store()).query.summaries([job.id for job in jobs])
             except HoldfastError:  # the row keeps its error, and in it the start of the deferral
                 return [
-                    Released(None, _MIN_DEFERRAL, failed.reason) if _is_deferrable(failed, settings) else failed
+                    Released(None, _MIN_DEFERRAL, failed.reason) if _is_allowed(failed, settings) else failed
                     for failed in failures
                 ]
         return [self._outcome_of(*each, settings) for each in zip(jobs, rows, failures, strict=True)]
 
     def _outcome_of(self, job: Job, row: Job | None, failed: Failed, settings: Settings) -> Outcome:
-        if not _is_deferrable(failed, settings) or row is None or row.started_at is None:
+        if not _is_allowed(failed, settings) or row is None or row.started_at is None:
             self._warn(job, failed, None)  # without a row: deleted, or changed by another program
             return failed
         earlier = deferral_of(row)
@@ -147,7 +147,7 @@ class UnfitJobs:
         )
 
 
-def _is_deferrable(failed: Failed, settings: Settings) -> bool:
+def _is_allowed(failed: Failed, settings: Settings) -> bool:
     return bool(settings.defer_for) and (failed.reason is not Reason.NO_HANDLER or settings.unknown_task != "dead")
 
 

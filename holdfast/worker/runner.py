@@ -25,11 +25,11 @@ from holdfast.tasks.command_policy import COMMAND
 from holdfast.telemetry.trace_context import trace_id_of
 from holdfast.worker.context import StopReason, TaskRun, WorkerState
 from holdfast.worker.executors.command import CommandRunner
-from holdfast.worker.executors.coroutine import Escaped, drive_in_context
+from holdfast.worker.executors.coroutine import HandlerGeneratorExit, drive_in_context
 from holdfast.worker.executors.outcome import describe_error, outcome_of, payload_refused, success_outcome
 from holdfast.worker.handler_limits import HandlerLimits
-from holdfast.worker.invocation import HandlerInvoker, RemoteOutcome, unwrap_outcome
-from holdfast.worker.policy import UnfitJobs, timeout_of
+from holdfast.worker.invocation import HandlerInvoker, OutcomeRaised, unwrap_outcome
+from holdfast.worker.policy import Deferrals, timeout_of
 from holdfast.worker.step_writer import StepWriter
 from holdfast.worker.tx_completion import UNDONE, TxCompletion
 
@@ -63,7 +63,7 @@ class RunnerPool:
         self._deadlines: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
         self._deadline_moved = asyncio.Event()
-        self._unfit = UnfitJobs(shared.app)
+        self._deferrals = Deferrals(shared.app)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception if a runner dies of a bug; else it is never done."""
 
@@ -74,9 +74,9 @@ class RunnerPool:
             self._runners.add(runner)
             runner.add_done_callback(self._on_runner_ended)
         if len(self._runners) > concurrency:
-            idle = self._shared.idle_runners
-            for _ in range(min(len(self._runners) - concurrency, len(idle))):
-                idle.popleft().cancel()
+            wakeups = self._shared.runner_wakeups
+            for _ in range(min(len(self._runners) - concurrency, len(wakeups))):
+                wakeups.popleft().cancel()
 
     def _on_runner_ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
@@ -102,17 +102,17 @@ class RunnerPool:
     # ── one runner ────────────────────────────────────────────────────────────────────────────────────────────
     async def _run_jobs(self) -> None:
         shared = self._shared
-        buffer, idle = shared.buffer, shared.idle_runners
+        buffer, wakeups = shared.buffer, shared.runner_wakeups
         loop = asyncio.get_running_loop()
         this_runner = asyncio.current_task()
         assert this_runner is not None  # noqa: S101 - a coroutine that runs has a task
         since_yield = 0
         while len(self._runners) <= shared.settings.concurrency:
             while not buffer:
-                woken: asyncio.Future[None] = loop.create_future()
-                idle.append(woken)
+                wakeup: asyncio.Future[None] = loop.create_future()
+                wakeups.append(wakeup)
                 since_yield = 0
-                await woken
+                await wakeup
             run = buffer.popleft()
             try:
                 await self._run_job(run, this_runner)
@@ -182,8 +182,8 @@ class RunnerPool:
             ended = await self._execute(run, context)
             if context.has_steps:
                 ended = await context.final_outcome(ended)
-            if type(ended) is Failed and UnfitJobs.is_unfit(ended, job):
-                [ended] = await self._unfit.decide_unfit([job], [ended], shared.settings)
+            if type(ended) is Failed and Deferrals.is_deferrable(ended, job):
+                [ended] = await self._deferrals.defer_or_fail([job], [ended], shared.settings)
             outcome = ended  # only once the store has answered: an interruption settles this outcome
             if type(outcome) is Failed and outcome.pause is not None:
                 outcome = await self._limits.pause_scope(job, outcome)
@@ -262,9 +262,9 @@ class RunnerPool:
         if timeout is not None:
             self._watch(run, timeout)
         if task is None and job.task != COMMAND:
-            return self._unfit.unknown_task_failure(job, self._registry.task_names(), self._shared.settings)
+            return self._deferrals.unknown_task_failure(job, self._registry.task_names(), self._shared.settings)
         if is_encrypted(job.payload):
-            return self._unfit.decryption_failure(job)
+            return self._deferrals.decryption_failure(job)
         try:
             if task is None:
                 calling = self._invoker.apply_middleware(context, functools.partial(self._command, job))
@@ -286,9 +286,9 @@ class RunnerPool:
             while run.runner is not None and run.runner.cancelling():
                 run.runner.uncancel()
             return self._outcome_of(error, task)  # the handler raised it itself
-        except RemoteOutcome as ran:
+        except OutcomeRaised as ran:
             return ran.outcome
-        except Escaped as escaped:
+        except HandlerGeneratorExit as escaped:
             return self._outcome_of(escaped.error, task)
         except Exception as error:
             return self._outcome_of(error, task)

@@ -37,7 +37,7 @@ class StepWriter:
         self.clock = shared.clock
         self.result_limit = shared.settings.result_limit
         self.has_codec = shared.app.codec is not None
-        self.find_end = shared.find_end
+        self.outcome_if_over = shared.outcome_if_over
         self._store = store
         self._spans = shared.app.spans
         self._events = shared.events

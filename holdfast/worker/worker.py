@@ -78,15 +78,15 @@ class Worker:
         """
         if self._stop_requests.record_signal() is StopRequest.REPEATED:
             self._stop_now.set()
-        self.begin_to_stop(reason)
+        self.request_stop(reason)
 
     def stop_now(self, reason: str = "asked") -> None:
         """Stops claiming and cancels running jobs at once. Each is released when its handler has cleaned up."""
         self._stop_now.set()
-        self.begin_to_stop(reason)
+        self.request_stop(reason)
 
-    def begin_to_stop(self, reason: str) -> None:
-        """Stops as the first call of ``stop`` does; a call of ``stop`` that follows does not end the grace."""
+    def request_stop(self, reason: str) -> None:
+        """Stops within the grace. It does not count as a first signal: a call of ``stop`` after it ends no grace."""
         if self.shared.stopping.is_set():
             return
         self._reason = reason
@@ -95,7 +95,7 @@ class Worker:
 
     def _handle_command(self, command: WorkerCommand) -> None:
         if command is WorkerCommand.STOP:
-            self.begin_to_stop("command")
+            self.request_stop("command")
         elif command is WorkerCommand.DRAIN:
             self.fetcher.drain()
 
@@ -346,7 +346,7 @@ class Worker:
 
     def _recycle(self) -> None:
         self.recycled = True
-        self.begin_to_stop("recycled")
+        self.request_stop("recycled")
 
     def _make_heartbeat(self) -> WorkerHeartbeat:
         shared = self.shared

@@ -19,7 +19,7 @@ from holdfast.tasks import Registry, Task
 from holdfast.telemetry.metrics import Metrics
 from holdfast.views.explain import explain_job, job_facts
 from holdfast.views.formatting import format_moment
-from holdfast.worker.policy import UnfitJobs
+from holdfast.worker.policy import Deferrals
 from tests.worker.support import Recorder, harness
 
 HOUR = 3600
@@ -258,9 +258,9 @@ def test_deferral_lasts_an_hour_by_default() -> None:
 )
 def test_payload_that_is_no_object_is_never_deferred(payload: str, deferrable: bool) -> None:
     job = Job("id", "t", "q", payload, 1, 1, 5, 0, 0, 0, 0)
-    assert UnfitJobs.is_unfit(Failed(error="no", reason=Reason.PAYLOAD, retryable=False), job) is deferrable
-    assert UnfitJobs.is_unfit(Failed(error="no", reason=Reason.NO_HANDLER, retryable=False), job)
-    assert not UnfitJobs.is_unfit(Failed(error="no", reason=Reason.RESULT, retryable=False), job)
+    assert Deferrals.is_deferrable(Failed(error="no", reason=Reason.PAYLOAD, retryable=False), job) is deferrable
+    assert Deferrals.is_deferrable(Failed(error="no", reason=Reason.NO_HANDLER, retryable=False), job)
+    assert not Deferrals.is_deferrable(Failed(error="no", reason=Reason.RESULT, retryable=False), job)
 
 
 async def test_unreachable_store_keeps_the_beginning_of_the_deferral(
@@ -272,5 +272,5 @@ async def test_unreachable_store_keeps_the_beginning_of_the_deferral(
     monkeypatch.setattr(app, "open_store", away)
     job = Job("id", "t", "q", "{}", 1, 1, 5, 0, 0, 0, 0)
     failed = Failed(error="no", reason=Reason.NO_HANDLER, retryable=False)
-    outcomes = await UnfitJobs(app).decide_unfit([job], [failed], app.settings)
+    outcomes = await Deferrals(app).defer_or_fail([job], [failed], app.settings)
     assert outcomes == [Released(None, timedelta(seconds=2), Reason.NO_HANDLER)]

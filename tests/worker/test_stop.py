@@ -12,7 +12,7 @@ from holdfast import Context, Holdfast
 from holdfast.core.events import JobReleased, JobSucceeded, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.stores.base import ClaimRequest
 from holdfast.worker import Worker
-from holdfast.worker.policy import UnfitJobs
+from holdfast.worker.policy import Deferrals
 from holdfast.worker.sweeper import Sweeper
 from tests.worker.support import Recorder, forever, harness
 
@@ -312,13 +312,13 @@ async def test_a_worker_signs_on_and_off(app: Holdfast) -> None:
     assert events.of(WorkerStopping)[0].reason == "SIGTERM"
 
 
-async def test_unfit_job_is_given_back_if_the_worker_stops_while_its_row_is_read(
+async def test_deferrable_job_is_given_back_if_the_worker_stops_while_its_row_is_read(
     app: Holdfast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def wait_for_ever(*_: object) -> None:
         await forever()
 
-    monkeypatch.setattr(UnfitJobs, "decide_unfit", wait_for_ever)
+    monkeypatch.setattr(Deferrals, "defer_or_fail", wait_for_ever)
     async with harness(app, grace="0s") as harnessed:
         job = await app.enqueue("unknown", {}, max_attempts=1)
         hand = await harnessed.start()
@@ -365,7 +365,7 @@ async def test_only_a_repeated_request_ends_the_grace(app: Holdfast, reason: str
         job = await long.enqueue()
         hand = await harnessed.start()
         await harnessed.advance(1)
-        hand.worker.begin_to_stop(reason)
+        hand.worker.request_stop(reason)
         await harnessed.advance(2)
         hand.worker.stop()
         await harnessed.advance(10)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 Value = TypeVar("Value")
 
 
-class Escaped(Exception):
+class HandlerGeneratorExit(Exception):
     """Wraps a GeneratorExit that a handler raised: unwrapped, it would end the runner's coroutine."""
 
     def __init__(self, error: GeneratorExit) -> None:
@@ -31,8 +31,8 @@ def drive_in_context(
     """Awaits ``coroutine``, running each of its steps in ``context``; returns its value or raises its exception.
 
     ``waits`` is called each time the coroutine suspends. Exceptions thrown into the awaiting task, such as
-    ``CancelledError``, are thrown into the coroutine. Context variables are isolated in both directions. Raises Escaped
-    for a GeneratorExit that the coroutine raised itself.
+    ``CancelledError``, are thrown into the coroutine. Context variables are isolated in both directions. Raises
+    HandlerGeneratorExit for a GeneratorExit that the coroutine raised itself.
     """
     run = context.run
     closing = False
@@ -60,4 +60,4 @@ def drive_in_context(
     except GeneratorExit as error:
         if closing:
             raise
-        raise Escaped(error) from None
+        raise HandlerGeneratorExit(error) from None

@@ -22,7 +22,7 @@ from holdfast.tasks import CURRENT
 from holdfast.testing.inline import override_store
 from holdfast.testing.store_probe import Activity, CallBarrier, WatchedStore
 from holdfast.testing.temporary_stores import TemporaryStore
-from holdfast.worker.context import TaskRun
+from holdfast.worker.context import LeasedJob
 from holdfast.worker.worker import Worker
 
 _POLL = 0.001  # real seconds between checks of a handler that is busy in real time
@@ -95,8 +95,8 @@ class TestWorker:
         return shared.stopping.is_set() and not shared.busy and not self.running.done() and not self.frozen
 
     @property
-    def runs(self) -> list[TaskRun]:
-        """Returns the current executions."""
+    def running_jobs(self) -> list[LeasedJob]:
+        """Returns the jobs whose handlers run."""
         return list(self.worker.shared.running)
 
     @property
@@ -142,7 +142,7 @@ class Harness:
         self._override = ExitStack()
         self._entered = False
         self._workers: list[TestWorker] = []
-        self._given_up: set[TaskRun] = set()
+        self._given_up: set[LeasedJob] = set()
 
     def private_store(self) -> AbstractContextManager[object]:
         """Inside, the application has the private store and the clock, before and after the harness is entered too."""
@@ -288,18 +288,18 @@ class Harness:
             polls += 1
         return bool(busy)
 
-    def _busy(self) -> list[TaskRun]:
-        runs = [run for each in self._workers for run in each.runs]
+    def _busy(self) -> list[LeasedJob]:
+        running = [leased for each in self._workers for leased in each.running_jobs]
         return [
-            run for run in runs if run.runner is None or not self.clock.is_sleeping(run.runner, CURRENT, run.context)
+            job for job in running if job.runner is None or not self.clock.is_sleeping(job.runner, CURRENT, job.context)
         ]
 
     def _is_stuck(self) -> bool:
         """Returns True if all remaining handlers wait neither for time nor for a deadline."""
-        runs = [run for each in self._workers for run in each.runs]
+        running = sum(len(each.running_jobs) for each in self._workers)
         claimed = sum(len(each.worker.shared.claimed) for each in self._workers)
-        hopeless = [run for run in self._busy() if run.timeout is None]
-        return bool(runs) and len(hopeless) == len(runs) == claimed and not any(each.frozen for each in self._workers)
+        hopeless = [job for job in self._busy() if job.timeout is None]
+        return bool(running) and len(hopeless) == running == claimed and not any(each.frozen for each in self._workers)
 
     async def _pause(self) -> float | None:
         """Returns the seconds until something may happen; None if nothing is left to run."""

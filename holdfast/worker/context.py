@@ -54,7 +54,7 @@ def lease_valid_until_of(renewed_at: float, lease_for: timedelta) -> float:
     return renewed_at + lease_for.total_seconds() * _SAFE_LEASE_FRACTION
 
 
-class TaskRun:
+class LeasedJob:
     """A claimed job: one lease, from its claim until the store has answered its settlement."""
 
     __slots__ = (
@@ -112,7 +112,7 @@ class WorkerState:
     """The state of one worker process, used from its event loop.
 
     Its heartbeat thread reads ``claimed`` and ``running`` too, and writes ``heartbeat_at`` and ``lease_valid_until`` of
-    runs; the thread of its metrics only reads.
+    claimed jobs; the thread of its metrics only reads.
     """
 
     def __init__(self, app: Holdfast, settings: Settings, worker_id: str) -> None:
@@ -122,11 +122,11 @@ class WorkerState:
         self.clock: Clock = app.clock
         self.events: Events = app.events
         self.rng = random.Random()
-        self.claimed: dict[Lease, TaskRun] = {}
-        self.buffer: deque[TaskRun] = deque()
-        self.running: set[TaskRun] = set()
+        self.claimed: dict[Lease, LeasedJob] = {}
+        self.buffer: deque[LeasedJob] = deque()
+        self.running: set[LeasedJob] = set()
         self.in_flight: Counter[str] = Counter()  # buffered and running jobs by queue
-        self.unsettled: list[TaskRun] = []
+        self.unsettled: list[LeasedJob] = []
         self.last_attempts = 0  # jobs in ``claimed`` on their last attempt
         self.has_urgent_settlement = False  # the settler must not wait for a full batch
         self.runner_wakeups: deque[asyncio.Future[None]] = deque()  # each wakes one idle runner
@@ -154,13 +154,13 @@ class WorkerState:
     # ── jobs come in ──────────────────────────────────────────────────────────────────────────────────────────
     def deliver_jobs(self, jobs: Sequence[Job], lease_valid_until: float) -> None:
         """Buffers claimed jobs and wakes runners for them. Suspects go first."""
-        suspects: list[TaskRun] = []
+        suspects: list[LeasedJob] = []
         for job in jobs:
-            run = TaskRun(job, lease_valid_until)
-            self.claimed[run.lease] = run
-            self.last_attempts += run.is_last_attempt
+            leased = LeasedJob(job, lease_valid_until)
+            self.claimed[leased.lease] = leased
+            self.last_attempts += leased.is_last_attempt
             self.in_flight[job.queue] += 1
-            (suspects if job.lost_leases else self.buffer).append(run)
+            (suspects if job.lost_leases else self.buffer).append(leased)
         self.buffer.extendleft(reversed(suspects))
         self.wake_runners()
 
@@ -181,27 +181,27 @@ class WorkerState:
     def outcome_if_over(self, lease: Lease) -> Outcome | None:
         """Returns the outcome of an attempt that is over; None while its handler runs in time, under a lease that
         surely holds. Threads of handlers ask too."""
-        run, now = self.claimed.get(lease), self.clock.monotonic()
-        if run not in self.running or run.stop_reason is StopReason.LOST or now > run.lease_valid_until:
+        leased, now = self.claimed.get(lease), self.clock.monotonic()
+        if leased not in self.running or leased.stop_reason is StopReason.LOST or now > leased.lease_valid_until:
             return Lost()
-        return run.timeout_outcome() if now >= run.deadline else None
+        return leased.timeout_outcome() if now >= leased.deadline else None
 
     # ── jobs go out ───────────────────────────────────────────────────────────────────────────────────────────
-    def queue_settlement(self, run: TaskRun, outcome: Outcome) -> None:
+    def queue_settlement(self, leased: LeasedJob, outcome: Outcome) -> None:
         """Decides the settlement of the job and queues it for the settler."""
-        job = run.job
+        job = leased.job
         # Only a failure needs the retry policy; looking it up takes time.
         backoff = backoff_of(job, self.app, self.settings) if type(outcome) is Failed else self.settings.retry
-        run.settlement = decide(job, outcome, backoff, self.rng)
-        if run.span is not None:
-            run.span.record_settlement(run.settlement, outcome)
+        leased.settlement = decide(job, outcome, backoff, self.rng)
+        if leased.span is not None:
+            leased.span.record_settlement(leased.settlement, outcome)
         self.in_flight[job.queue] -= 1
         self.finished += 1
         unsettled = self.unsettled
-        unsettled.append(run)
+        unsettled.append(leased)
         if len(unsettled) == 1:
             self.has_unsettled.set()
-        if run.is_last_attempt or not self.settings.prefetch:
+        if leased.is_last_attempt or not self.settings.prefetch:
             self.has_urgent_settlement = True
             self.flush_now.set()
         elif len(unsettled) >= BATCH_SIZE or not (self.running or self.buffer):
@@ -211,10 +211,10 @@ class WorkerState:
         if len(self.buffer) <= self.low_watermark:
             self.may_fetch.set()
 
-    def remove_claimed(self, run: TaskRun) -> None:
+    def remove_claimed(self, leased: LeasedJob) -> None:
         """Removes a job from ``claimed``."""
-        known = self.claimed.pop(run.lease, None) is not None
-        self.wake_fetcher(known and run.is_last_attempt)
+        known = self.claimed.pop(leased.lease, None) is not None
+        self.wake_fetcher(known and leased.is_last_attempt)
 
     def wake_fetcher(self, last_attempts: int) -> None:
         """Wakes the fetcher after jobs have left ``claimed``. ``last_attempts``: their number on a last attempt."""
@@ -222,51 +222,51 @@ class WorkerState:
         if last_attempts or not self.claimed or not self.settings.prefetch:
             self.may_fetch.set()
 
-    def abandon_run(self, run: TaskRun) -> None:
+    def abandon_job(self, leased: LeasedJob) -> None:
         """Stops tracking a job that has no outcome to settle; emits no event."""
-        self.remove_claimed(run)
-        if run.span is not None:
-            run.span.end_span("lost")
-        self.in_flight[run.job.queue] -= 1
+        self.remove_claimed(leased)
+        if leased.span is not None:
+            leased.span.end_span("lost")
+        self.in_flight[leased.job.queue] -= 1
         self.may_fetch.set()
         if not self.busy:
             self.flush_now.set()
             self.idle.set()
 
-    def tx_completed(self, run: TaskRun) -> None:
+    def tx_completed(self, leased: LeasedJob) -> None:
         """Records a job that the handler's own transaction has completed."""
-        if run.span is not None:
-            run.span.end_span(JobState.SUCCEEDED)
-        self.abandon_run(run)
+        if leased.span is not None:
+            leased.span.end_span(JobState.SUCCEEDED)
+        self.abandon_job(leased)
         self.finished += 1
         self.succeeded += 1
         if self.events.has_subscriber(JobSucceeded):
-            self.emit_success(run)
+            self.emit_success(leased)
         if self.events.has_subscriber(SettlementsWritten):
-            measure_settled(self.events, 1, [(run.job.task, run.seconds)])
+            measure_settled(self.events, 1, [(leased.job.task, leased.seconds)])
 
-    def emit_success(self, run: TaskRun) -> None:
+    def emit_success(self, leased: LeasedJob) -> None:
         """Emits ``JobSucceeded``."""
-        emit_success(self.events, run.job, run.seconds)
+        emit_success(self.events, leased.job, leased.seconds)
 
-    def report_lost_run(self, run: TaskRun) -> None:
+    def report_lost_job(self, leased: LeasedJob) -> None:
         """Emits ``LeaseLost`` for a job whose lease was lost while it ran, and abandons it."""
-        emit_lease_lost(self.events, run.job, self.worker_id)
-        self.abandon_run(run)
+        emit_lease_lost(self.events, leased.job, self.worker_id)
+        self.abandon_job(leased)
 
     def dead_letter_key(self, job: Job) -> str | None:
         """Returns the transport key of the list for the job if it is dead; None without a transport."""
         return dead_letter_key(self.settings, job.queue)
 
     # ── interruptions ─────────────────────────────────────────────────────────────────────────────────────────
-    def interrupt_job(self, lease: Lease, stop_reason: StopReason) -> TaskRun | None:
-        """Stops a claimed job. Returns its run if it was still buffered: the caller must settle or abandon it."""
-        run = self.claimed.get(lease)
-        if run in self.running:
-            run.interrupt_handler(stop_reason)
-        elif run is not None and run in self.buffer:
-            self.buffer.remove(run)
-            return run
+    def interrupt_job(self, lease: Lease, stop_reason: StopReason) -> LeasedJob | None:
+        """Stops a claimed job. Returns it if it was still buffered: the caller must settle or abandon it."""
+        leased = self.claimed.get(lease)
+        if leased in self.running:
+            leased.interrupt_handler(stop_reason)
+        elif leased is not None and leased in self.buffer:
+            self.buffer.remove(leased)
+            return leased
         return None  # if it does not run either, its settlement is being written
 
     def emit(self, event: Event) -> None:

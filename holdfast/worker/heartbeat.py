@@ -126,9 +126,9 @@ class Heartbeat:
         self._must_retry_soon, self._sent = LeaseStatus.LOCKED in reply.statuses, heartbeat
         shared.heartbeat_at = started
         for lease, status in zip(leases, reply.statuses, strict=True):
-            run = shared.claimed.get(lease)
-            if run is not None and status in (LeaseStatus.HELD, LeaseStatus.CANCEL):
-                run.lease_valid_until = lease_valid_until_of(started, lease_for)
+            leased = shared.claimed.get(lease)
+            if leased is not None and status in (LeaseStatus.HELD, LeaseStatus.CANCEL):
+                leased.lease_valid_until = lease_valid_until_of(started, lease_for)
             if status is LeaseStatus.LOST:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
             elif status is LeaseStatus.CANCEL:
@@ -140,8 +140,8 @@ class Heartbeat:
         """Interrupts jobs whose leases could not be renewed, before another worker may claim them."""
         shared = self._shared
         now = shared.clock.monotonic()
-        for lease, run in list(shared.claimed.items()):
-            if now > run.lease_valid_until:
+        for lease, leased in list(shared.claimed.items()):
+            if now > leased.lease_valid_until:
                 self._call_in_worker_loop(self._interrupt, lease, StopReason.LOST)
 
     async def _pause(self, store: Store) -> None:
@@ -212,4 +212,4 @@ class Heartbeat:
     def _running_job(self) -> Job | None:
         """Returns the job whose handler occupies the event loop: its runner is the current task."""
         task = asyncio.current_task(self._worker_loop)
-        return next((run.job for run in list(self._shared.running) if run.runner is task), None)
+        return next((leased.job for leased in list(self._shared.running) if leased.runner is task), None)

@@ -23,7 +23,7 @@ from holdfast.core.models import Job, Reason, TxOutcome
 from holdfast.tasks import CURRENT, Context, LogOpener, Task
 from holdfast.tasks.command_policy import COMMAND
 from holdfast.telemetry.trace_context import trace_id_of
-from holdfast.worker.context import StopReason, TaskRun, WorkerState
+from holdfast.worker.context import LeasedJob, StopReason, WorkerState
 from holdfast.worker.executors.command import CommandRunner
 from holdfast.worker.executors.coroutine import HandlerGeneratorExit, drive_in_context
 from holdfast.worker.executors.outcome import describe_error, outcome_of, payload_refused, success_outcome
@@ -60,7 +60,7 @@ class RunnerPool:
         self._runners: set[asyncio.Task[None]] = set()
         self._lease_checks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._deadlines: list[tuple[float, int, TaskRun]] = []
+        self._deadlines: list[tuple[float, int, LeasedJob]] = []
         self._order = itertools.count()
         self._deadline_moved = asyncio.Event()
         self._deferrals = Deferrals(shared.app)
@@ -113,11 +113,11 @@ class RunnerPool:
                 wakeups.append(wakeup)
                 since_yield = 0
                 await wakeup
-            run = buffer.popleft()
+            leased = buffer.popleft()
             try:
-                await self._run_job(run, this_runner)
+                await self._run_job(leased, this_runner)
             except BaseException as error:  # the runner ends: it was stopped, or has a bug
-                self._settle_unfinished(run, error)
+                self._settle_unfinished(leased, error)
                 if isinstance(error, GeneratorExit):
                     self._replace(this_runner)
                 raise
@@ -147,39 +147,39 @@ class RunnerPool:
         self.resize(self._shared.settings.concurrency)
         self._shared.wake_runners()
 
-    def _settle_unfinished(self, run: TaskRun, error: BaseException) -> None:
+    def _settle_unfinished(self, leased: LeasedJob, error: BaseException) -> None:
         """Settles the job of a runner that ends: releases it, or fails it if the runner has a bug: if it were
         released, every worker would hit that bug."""
-        if run not in self._shared.running:
+        if leased not in self._shared.running:
             return
-        self._shared.running.discard(run)
-        if run.has_called_complete:
-            self._shared.report_lost_run(run)  # a sweeper settles it, if the transaction did not
+        self._shared.running.discard(leased)
+        if leased.has_called_complete:
+            self._shared.report_lost_job(leased)  # a sweeper settles it, if the transaction did not
             return
         stopped = isinstance(error, asyncio.CancelledError)
         self._shared.queue_settlement(
-            run, Released() if stopped else Failed(error=describe_error(error), reason=Reason.CRASHED)
+            leased, Released() if stopped else Failed(error=describe_error(error), reason=Reason.CRASHED)
         )
 
-    async def _run_job(self, run: TaskRun, runner: asyncio.Task[None]) -> None:
-        shared, job = self._shared, run.job
+    async def _run_job(self, leased: LeasedJob, runner: asyncio.Task[None]) -> None:
+        shared, job = self._shared, leased.job
         monotonic = shared.clock.monotonic
-        run.runner = runner
-        run.context = context = Context(job, self._tx_completion, self._logs, self._limits, self._step_writer, runner)
-        run.started = monotonic()
-        if run.started > run.lease_valid_until:
-            shared.queue_settlement(run, Released())
+        context = Context(job, self._tx_completion, self._logs, self._limits, self._step_writer, runner)
+        leased.runner, leased.context = runner, context
+        leased.started = monotonic()
+        if leased.started > leased.lease_valid_until:
+            shared.queue_settlement(leased, Released())
             return
         if shared.app.spans is not None:
-            run.span = shared.app.spans.start_execution(job, shared.worker_id)
-        shared.running.add(run)
+            leased.span = shared.app.spans.start_execution(job, shared.worker_id)
+        shared.running.add(leased)
         if shared.events.has_subscriber(HandlerStart):
             trace_id = trace_id_of(job)
             shared.emit(HandlerStart(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id))
         fault_point("handler.before")
         outcome: Outcome | None = None
         try:
-            ended = await self._execute(run, context)
+            ended = await self._execute(leased, context)
             if context.has_steps:
                 ended = await context.final_outcome(ended)
             if type(ended) is Failed and Deferrals.is_deferrable(ended, job):
@@ -188,79 +188,79 @@ class RunnerPool:
             if type(outcome) is Failed and outcome.pause is not None:
                 outcome = await self._limits.pause_scope(job, outcome)
         except asyncio.CancelledError:
-            if run.stop_reason is None:  # this runner is being stopped, not the job
+            if leased.stop_reason is None:  # this runner is being stopped, not the job
                 raise
         fault_point("handler.after")
-        run.seconds = monotonic() - run.started
+        leased.seconds = monotonic() - leased.started
         if context.opened_log is not None:
             context.opened_log.finish_log()
-        if run not in shared.running:  # the worker ends, and has given up on it
+        if leased not in shared.running:  # the worker ends, and has given up on it
             return
-        if context.has_called_complete and not await self._needs_settlement(run):
+        if context.has_called_complete and not await self._needs_settlement(leased):
             return
-        shared.running.discard(run)
-        if run.stop_reason is not None:
-            outcome = self._outcome_of_interrupted(run, outcome)
+        shared.running.discard(leased)
+        if leased.stop_reason is not None:
+            outcome = self._outcome_of_interrupted(leased, outcome)
         elif context.has_called_complete and type(outcome) is Succeeded:
             outcome = Failed(error=UNDONE)
         if outcome is None:
-            shared.report_lost_run(run)
+            shared.report_lost_job(leased)
         else:
-            shared.queue_settlement(run, outcome)
+            shared.queue_settlement(leased, outcome)
 
-    async def _needs_settlement(self, run: TaskRun) -> bool:
+    async def _needs_settlement(self, leased: LeasedJob) -> bool:
         """Returns True if the job is still to be settled after its handler completed it in a transaction."""
         self._shared.wake_runners()
         tx_outcome = None
         while tx_outcome is None:
             try:
-                tx_outcome = await self._tx_completion.read_outcome(run)
+                tx_outcome = await self._tx_completion.read_outcome(leased)
             except asyncio.CancelledError:
-                if run.stop_reason is None:  # this runner is being stopped, not the job
+                if leased.stop_reason is None:  # this runner is being stopped, not the job
                     raise
-                while run.runner is not None and run.runner.cancelling():
-                    run.runner.uncancel()
+                while leased.runner is not None and leased.runner.cancelling():
+                    leased.runner.uncancel()
         if tx_outcome is TxOutcome.ROLLED_BACK:
             return True
-        self._shared.running.discard(run)
+        self._shared.running.discard(leased)
         if tx_outcome is TxOutcome.COMMITTED:
-            self._shared.tx_completed(run)
+            self._shared.tx_completed(leased)
         else:
-            self._shared.report_lost_run(run)
+            self._shared.report_lost_job(leased)
         return False
 
-    def _outcome_of_interrupted(self, run: TaskRun, outcome: Outcome | None) -> Outcome | None:
+    def _outcome_of_interrupted(self, leased: LeasedJob, outcome: Outcome | None) -> Outcome | None:
         """Returns the outcome of an interrupted job; None if there is nothing to settle, since the lease is lost."""
-        while run.runner is not None and run.runner.cancelling():
-            run.runner.uncancel()
-        match run.stop_reason:
+        while leased.runner is not None and leased.runner.cancelling():
+            leased.runner.uncancel()
+        match leased.stop_reason:
             case StopReason.LOST:
                 return None
             case StopReason.TIMEOUT:
                 # Also if the handler swallowed the cancellation and returned: it exceeded its timeout.
-                return run.timeout_outcome()
+                return leased.timeout_outcome()
             case StopReason.CANCEL:
                 return outcome or Cancelled()
             case _:
                 return outcome or Released()
 
-    def check_lease(self, run: TaskRun) -> None:
+    def check_lease(self, leased: LeasedJob) -> None:
         """Interrupts a job whose lease was not renewed, unless its handler's transaction completed it, or may yet."""
-        check = asyncio.create_task(self._interrupt_if_lost(run), name="holdfast-lease-check")
+        check = asyncio.create_task(self._interrupt_if_lost(leased), name="holdfast-lease-check")
         self._lease_checks.add(check)
         check.add_done_callback(self._lease_checks.discard)
 
-    async def _interrupt_if_lost(self, run: TaskRun) -> None:
-        if await self._tx_completion.is_lost(run):
-            run.interrupt_handler(StopReason.LOST)
+    async def _interrupt_if_lost(self, leased: LeasedJob) -> None:
+        if await self._tx_completion.is_lost(leased):
+            leased.interrupt_handler(StopReason.LOST)
 
     # ── one execution ─────────────────────────────────────────────────────────────────────────────────────────
-    async def _execute(self, run: TaskRun, context: Context) -> Outcome:
-        job = run.job
+    async def _execute(self, leased: LeasedJob, context: Context) -> Outcome:
+        job = leased.job
         task = self._registry.get(job.task)
         timeout = timeout_of(job, task, self._shared.settings)
         if timeout is not None:
-            self._watch(run, timeout)
+            self._watch(leased, timeout)
         if task is None and job.task != COMMAND:
             return self._deferrals.unknown_task_failure(job, self._registry.task_names(), self._shared.settings)
         if is_encrypted(job.payload):
@@ -276,15 +276,15 @@ class RunnerPool:
             return self._outcome_of(error, task)
         variables = contextvars.copy_context()
         variables.run(CURRENT.set, context)
-        if run.span is not None:
-            run.span.enter_context(variables)
+        if leased.span is not None:
+            leased.span.enter_context(variables)
         try:
             value = await drive_in_context(calling, variables, self._shared.wake_runners)
         except asyncio.CancelledError as error:
-            if run.stop_reason is not None:
+            if leased.stop_reason is not None:
                 raise
-            while run.runner is not None and run.runner.cancelling():
-                run.runner.uncancel()
+            while leased.runner is not None and leased.runner.cancelling():
+                leased.runner.uncancel()
             return self._outcome_of(error, task)  # the handler raised it itself
         except OutcomeRaised as ran:
             return ran.outcome
@@ -307,15 +307,15 @@ class RunnerPool:
         return unwrap_outcome(await self._commands.run(job.payload, policy, job.id, job.claims))
 
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────────────────────
-    def _watch(self, run: TaskRun, timeout: float) -> None:
-        run.timeout = timeout  # the settings may change before it is over
-        run.deadline = self._shared.clock.monotonic() + timeout
-        heapq.heappush(self._deadlines, (run.deadline, next(self._order), run))
+    def _watch(self, leased: LeasedJob, timeout: float) -> None:
+        leased.timeout = timeout  # the settings may change before it is over
+        leased.deadline = self._shared.clock.monotonic() + timeout
+        heapq.heappush(self._deadlines, (leased.deadline, next(self._order), leased))
         # The others have ended before their deadlines.
         if len(self._deadlines) > 2 * len(self._shared.running) + _MAX_STALE:
             self._deadlines[:] = [each for each in self._deadlines if each[2] in self._shared.running]
             heapq.heapify(self._deadlines)
-        if self._deadlines[0][2] is run:
+        if self._deadlines[0][2] is leased:
             self._deadline_moved.set()
 
     async def watch_deadlines(self) -> None:
@@ -325,8 +325,8 @@ class RunnerPool:
             self._deadline_moved.clear()
             now = shared.clock.monotonic()
             while deadlines and (deadlines[0][0] <= now or deadlines[0][2] not in shared.running):
-                _, _, run = heapq.heappop(deadlines)
-                if run in shared.running:
-                    run.interrupt_handler(StopReason.TIMEOUT)
+                _, _, leased = heapq.heappop(deadlines)
+                if leased in shared.running:
+                    leased.interrupt_handler(StopReason.TIMEOUT)
             pause = deadlines[0][0] - now if deadlines else 3600.0
             await shared.clock.run_bounded(self._deadline_moved.wait(), pause)

@@ -13,7 +13,7 @@ from holdfast.core.fault_points import fault_point
 from holdfast.core.metric_events import SettlementsWritten
 from holdfast.core.models import JobState, Lease, Reason, Settled
 from holdfast.stores.base import Store
-from holdfast.worker.context import BATCH_SIZE, StoreBackoff, TaskRun, WorkerState
+from holdfast.worker.context import BATCH_SIZE, LeasedJob, StoreBackoff, WorkerState
 from holdfast.worker.reporting import emit_lease_lost, emit_recovered, emit_unsuccessful, measure_settled
 
 _MAX_DELAY = 0.004  # seconds a batch may grow while other handlers run
@@ -31,7 +31,7 @@ class Settler:
         self._write_lines = write_lines
         self._backoff = StoreBackoff(shared, "settler")
         self._finishing = False
-        self._locked: dict[Lease, tuple[TaskRun, int]] = {}  # jobs locked by another transaction, with their tries
+        self._locked: dict[Lease, tuple[LeasedJob, int]] = {}  # jobs locked by another transaction, with their tries
         self._retry_at = 0.0  # clock reading of their next try
 
     def finish(self) -> None:
@@ -64,7 +64,7 @@ class Settler:
         """Writes all settlements that the queue has."""
         shared = self._shared
         if self._locked and shared.clock.monotonic() >= self._retry_at:
-            shared.unsettled += [run for run, _ in self._locked.values()]
+            shared.unsettled += [leased for leased, _ in self._locked.values()]
         while shared.unsettled:
             batch = shared.unsettled[: 2 * BATCH_SIZE]
             del shared.unsettled[: len(batch)]
@@ -72,13 +72,13 @@ class Settler:
             await self._write(batch)
         shared.has_unsettled.clear()
 
-    async def _write(self, batch: list[TaskRun]) -> None:
+    async def _write(self, batch: list[LeasedJob]) -> None:
         """Retries until the store answers. It refuses settlements whose leases have expired meanwhile."""
         while True:
             try:
                 await self._write_lines()
                 fault_point("settle.before")
-                answers = await self._store.queueing.settle([run.settlement for run in batch])
+                answers = await self._store.queueing.settle([leased.settlement for leased in batch])
                 fault_point("settle.after")
             except (Unavailable, ConfigError) as error:
                 await self._backoff.wait_after(error)
@@ -89,8 +89,8 @@ class Settler:
                     self._locked.pop(batch[0].lease, None)
                     await self._backoff.wait_after(error)
                     return
-                for run in batch:  # one bad settlement must not block the others
-                    await self._write([run])
+                for leased in batch:  # one bad settlement must not block the others
+                    await self._write([leased])
                 return
             else:
                 self._backoff.reset()
@@ -98,47 +98,47 @@ class Settler:
                 return
 
     # ── after the commit ──────────────────────────────────────────────────────────────────────────────────────
-    def _handle_answers(self, batch: Sequence[TaskRun], answers: Sequence[Settled]) -> None:
+    def _handle_answers(self, batch: Sequence[LeasedJob], answers: Sequence[Settled]) -> None:
         shared = self._shared
         has_success_subscriber = shared.events.has_subscriber(JobSucceeded)
-        succeeded: list[TaskRun] = []
+        succeeded: list[LeasedJob] = []
         claimed, last_attempts = shared.claimed, 0
-        for run, answer in zip(batch, answers, strict=True):
+        for leased, answer in zip(batch, answers, strict=True):
             if answer.locked:
-                self._retry_later(run)
+                self._retry_later(leased)
                 continue
-            if claimed.pop(run.lease, None) is not None:
-                last_attempts += run.is_last_attempt
+            if claimed.pop(leased.lease, None) is not None:
+                last_attempts += leased.is_last_attempt
             if self._locked:
-                self._locked.pop(run.lease, None)
+                self._locked.pop(leased.lease, None)
             if answer.accepted and answer.state is JobState.SUCCEEDED:
-                succeeded.append(run)
+                succeeded.append(leased)
                 if has_success_subscriber:
-                    shared.emit_success(run)
+                    shared.emit_success(leased)
             else:
-                self._emit_answer(run, answer)
+                self._emit_answer(leased, answer)
         shared.wake_fetcher(last_attempts)
         shared.succeeded += len(succeeded)
         if shared.events.has_subscriber(SettlementsWritten):
             accepted = sum(answer.accepted for answer in answers)
-            measure_settled(shared.events, accepted, [(run.job.task, run.seconds) for run in succeeded])
+            measure_settled(shared.events, accepted, [(leased.job.task, leased.seconds) for leased in succeeded])
 
-    def _retry_later(self, run: TaskRun) -> None:
+    def _retry_later(self, leased: LeasedJob) -> None:
         """Schedules another try for a locked job; the rest of its batch is settled."""
         shared = self._shared
         self._retry_at = shared.clock.monotonic() + _LOCKED_RETRY_SECONDS
-        _, tries = self._locked.get(run.lease, (run, 0))
-        self._locked[run.lease] = run, tries + 1
+        _, tries = self._locked.get(leased.lease, (leased, 0))
+        self._locked[leased.lease] = leased, tries + 1
         if tries + 1 == _REPORTED_TRY:
             held = _LOCKED_RETRY_SECONDS * (_REPORTED_TRY - 1)
             error = (
-                f"job {run.job.id} waits to be settled: another transaction has held its row for {held:g} s; "
+                f"job {leased.job.id} waits to be settled: another transaction has held its row for {held:g} s; "
                 "holdfast doctor names old transactions"
             )
             shared.emit(StoreTrouble(service="settler", error=error, retry_in=_LOCKED_RETRY_SECONDS))
 
-    def _emit_answer(self, run: TaskRun, answer: Settled) -> None:
-        shared, job, settlement = self._shared, run.job, run.settlement
+    def _emit_answer(self, leased: LeasedJob, answer: Settled) -> None:
+        shared, job, settlement = self._shared, leased.job, leased.settlement
         if not answer.accepted:
             emit_lease_lost(shared.events, job, shared.worker_id)
             return
@@ -146,5 +146,5 @@ class Settler:
             shared.failed += 1
         elif answer.state is not JobState.CANCELLED:
             shared.released += settlement.reason is Reason.RELEASED
-        emit = emit_recovered if settlement.lease_expired else partial(emit_unsuccessful, seconds=run.seconds)
+        emit = emit_recovered if settlement.lease_expired else partial(emit_unsuccessful, seconds=leased.seconds)
         emit(shared.events, job, settlement, answer, dlq_key=shared.dead_letter_key(job))

@@ -12,7 +12,7 @@ from holdfast.core.errors import HoldfastError, LeaseLost
 from holdfast.core.models import TxOutcome
 from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.tasks import Context, encode_result
-from holdfast.worker.context import StoreBackoff, TaskRun, WorkerState
+from holdfast.worker.context import LeasedJob, StoreBackoff, WorkerState
 
 _MIN_PAUSE, _MAX_PAUSE = 0.01, 0.5  # seconds between reads while the transaction is open
 
@@ -48,15 +48,15 @@ class TxCompletion:
         """Records a step on ``connection``. Without an event loop it runs in the thread of its handler."""
         return await self._shared.app.external_tx.record_step(connection, step, previous)
 
-    async def is_lost(self, run: TaskRun) -> bool:
+    async def is_lost(self, leased: LeasedJob) -> bool:
         """Returns True if another worker may have the job: it has not ended, and no open transaction completes it."""
         try:
-            outcome = await self._outcome(run)
+            outcome = await self._outcome(leased)
         except HoldfastError:
             return True  # the store is away: unknown
         return outcome in (TxOutcome.ROLLED_BACK, TxOutcome.LEASE_LOST)
 
-    async def read_outcome(self, run: TaskRun) -> TxOutcome:
+    async def read_outcome(self, leased: LeasedJob) -> TxOutcome:
         """Returns the outcome of the job. Waits while its transaction is open, at most for the duration of a lease."""
         shared = self._shared
         backoff = StoreBackoff(shared, "runner")
@@ -64,7 +64,7 @@ class TxCompletion:
         pause = _MIN_PAUSE
         while True:
             try:
-                outcome = await self._outcome(run)
+                outcome = await self._outcome(leased)
             except HoldfastError as error:
                 outcome = TxOutcome.PENDING
                 await backoff.wait_after(error)
@@ -73,8 +73,8 @@ class TxCompletion:
             await shared.clock.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
 
-    async def _outcome(self, run: TaskRun) -> TxOutcome:
+    async def _outcome(self, leased: LeasedJob) -> TxOutcome:
         external = (await self._shared.app.open_store()).external
         if external is None:  # the completion was refused
             return TxOutcome.ROLLED_BACK
-        return await external.tx_outcome(run.lease)
+        return await external.tx_outcome(leased.lease)

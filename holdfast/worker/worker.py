@@ -100,9 +100,9 @@ class Worker:
             self.fetcher.drain()
 
     def _interrupt_job(self, lease: Lease, stop_reason: StopReason) -> None:
-        run = self.shared.claimed.get(lease)
-        if stop_reason is StopReason.LOST and run is not None and run.has_called_complete:
-            self.runner.check_lease(run)
+        leased = self.shared.claimed.get(lease)
+        if stop_reason is StopReason.LOST and leased is not None and leased.has_called_complete:
+            self.runner.check_lease(leased)
             return
         unstarted = self.shared.interrupt_job(lease, stop_reason)
         if unstarted is None:
@@ -110,7 +110,7 @@ class Worker:
         if stop_reason is StopReason.CANCEL:
             self.shared.queue_settlement(unstarted, Cancelled())
         else:
-            self.shared.abandon_run(unstarted)
+            self.shared.abandon_job(unstarted)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
@@ -275,15 +275,15 @@ class Worker:
         """Waits for the grace, cancels running jobs, and gives them time to clean up. A second stop ends the grace."""
         shared = self.shared
         await shared.clock.run_bounded(self._wait_until_idle_or_stop_now(), shared.settings.grace.total_seconds())
-        for run in list(shared.running):
-            run.interrupt_handler(StopReason.RELEASE)
+        for leased in list(shared.running):
+            leased.interrupt_handler(StopReason.RELEASE)
         await shared.clock.run_bounded(self._wait_until_idle(), _CLEANUP_SECONDS)
-        for run in list(shared.running):  # its handler swallows cancellation and ends with the process
-            shared.running.discard(run)
-            if run.has_called_complete:
-                shared.report_lost_run(run)
+        for leased in list(shared.running):  # its handler swallows cancellation and ends with the process
+            shared.running.discard(leased)
+            if leased.has_called_complete:
+                shared.report_lost_job(leased)
             else:
-                shared.queue_settlement(run, Released())
+                shared.queue_settlement(leased, Released())
 
     async def _wait_until_idle(self) -> None:
         while self.shared.busy:

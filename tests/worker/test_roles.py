@@ -27,14 +27,14 @@ async def test_follower_starts_due_jobs_while_the_leader_is_busy(app: Holdfast, 
         await long.options(queue="default" if queues == "*" else queues).enqueue()
         leader = await harnessed.start(role="leader", queues=queues)
         await harnessed.advance(1)
-        assert len(leader.runs) == 1
+        assert len(leader.running_jobs) == 1
         await harnessed.start(role="follower")
         due = harnessed.now + timedelta(seconds=10)
         await short.options(delay=10).enqueue()
         await harnessed.advance(9.9)
         assert started == []
         await harnessed.advance(30)
-        assert len(leader.runs) == 1
+        assert len(leader.running_jobs) == 1
     (instant,) = started
     sweep = app.settings.sweep * 1.2
     assert timedelta(0) <= instant - due <= sweep

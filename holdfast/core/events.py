@@ -96,7 +96,7 @@ class JobDead(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     error: str
     seconds: float
-    dlq_key: str | None = None  # where the transport lists it, if there is one
+    dlq_key: str | None = None  # the key of the transport's list of dead letters
     trace_id: str | None = None
 
 

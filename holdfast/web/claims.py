@@ -164,13 +164,13 @@ CLAIM = BodySchema(
 
 
 def _request(
-    call: RequestContext, capacity: dict[str, int], others: frozenset[str], limit: int, status: WorkerStatus
+    call: RequestContext, capacity: dict[str, int], wildcard_queues: frozenset[str], limit: int, status: WorkerStatus
 ) -> RemoteClaimRequest:
     tasks = call.body.get("tasks")
     return RemoteClaimRequest(
         worker=worker_of(call),
         capacity=capacity,
-        others=others,
+        wildcard_queues=wildcard_queues,
         limit=limit,
         lease_for=lease_for(call),
         tasks=None if tasks is None else frozenset(tasks),
@@ -310,8 +310,8 @@ class _LongPollClaim:
                 await clock.run_bounded(self._wait_for_event(pending.result, left), min(left, interval))
                 if pending.result.done() or self._gone.done() or not self._call.is_still_authorized():
                     return
-                capacity, others = await allowed_capacity(self._call, self._capacity)
-                request = msgspec.structs.replace(self._request, capacity=capacity, others=others)
+                capacity, wildcard_queues = await allowed_capacity(self._call, self._capacity)
+                request = msgspec.structs.replace(self._request, capacity=capacity, wildcard_queues=wildcard_queues)
                 self._pending_claims.update_request(pending, request)
                 reply = await self._call.remote_workers.renew_heartbeat(self._heartbeat, self._request.lease_for)
                 self.command = reply.command

@@ -187,5 +187,5 @@ async def allowed_capacity(call: RequestContext, capacity: dict[str, int]) -> tu
     queues = await call.app.queues(most=_JOBS_PER_STATE) if patterned else []
     present = [each.name for each in queues if call.caller.allows_queue(each.name)]
     given = {name: slots for name, slots in capacity.items() if name != EVERY}
-    others = frozenset([*named, *present]) - set(given)
-    return {**dict.fromkeys(others, capacity[EVERY]), **given}, others
+    wildcard_queues = frozenset([*named, *present]) - set(given)
+    return {**dict.fromkeys(wildcard_queues, capacity[EVERY]), **given}, wildcard_queues

@@ -31,20 +31,20 @@ _QUARANTINE_MEMORY = 60.0  # seconds to expect a quarantined job after one was s
 class RemoteClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request of a claim. ``tasks``: those of the worker; None: all. ``is_idle``: the worker runs no job.
 
-    ``others``: queues whose slots are the same ones, those of `*`.
+    ``wildcard_queues``: those that share the slots of `*`.
     """
 
     worker: str
     capacity: Mapping[str, int]
-    others: frozenset[str] = frozenset()
+    wildcard_queues: frozenset[str] = frozenset()
     limit: int
     lease_for: timedelta
     tasks: frozenset[str] | None = None
     is_idle: bool = False
 
     @property
-    def open_queues(self) -> frozenset[str]:
-        """The queues that have room."""
+    def queues_with_slots(self) -> frozenset[str]:
+        """The queues that have free slots."""
         return frozenset(queue for queue, slots in self.capacity.items() if slots)
 
 
@@ -126,7 +126,7 @@ class PendingClaims:
         capacity, left = dict(request.capacity), 1 if isolated else request.limit
         claim, jobs = Claim([]), list[Job]()
         while left and any(capacity.values()):
-            limit = min([left, *(capacity[queue] for queue in request.others if capacity[queue])])
+            limit = min([left, *(capacity[queue] for queue in request.wildcard_queues if capacity[queue])])
             try:
                 claim = await self._claim_once(request, capacity, limit, isolated=isolated)
             except HoldfastError:
@@ -138,7 +138,7 @@ class PendingClaims:
                 break
             left -= limit
             for job in claim.jobs:
-                same = request.others if job.queue in request.others else {job.queue}
+                same = request.wildcard_queues if job.queue in request.wildcard_queues else {job.queue}
                 capacity |= {queue: capacity[queue] - 1 for queue in capacity.keys() & same}
         return msgspec.structs.replace(claim, jobs=jobs)
 
@@ -227,7 +227,7 @@ class PendingClaims:
         due = math.inf
         without_jobs: set[tuple[frozenset[str], bool]] = set()
         for pending in list(self._pending):
-            wanted = pending.request.open_queues, pending.request.is_idle
+            wanted = pending.request.queues_with_slots, pending.request.is_idle
             if pending not in self._pending or wanted in without_jobs:
                 continue
             del self._pending[pending]  # ``cancel_claim`` waits for the result from here on
@@ -255,7 +255,7 @@ class PendingClaims:
         """Waits until a job may be ready or is due, or the pending claims have changed."""
         clock, poll = self._app.clock, self._app.settings.poll.total_seconds()
         store = await self._app.open_store()
-        topics = sorted({f"queue:{queue}" for pending in self._pending for queue in pending.request.open_queues})
+        topics = sorted({f"queue:{queue}" for pending in self._pending for queue in pending.request.queues_with_slots})
         longest = max(_MIN_PAUSE, min(poll, due))
         waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._changed.wait())]
         if topics:

@@ -46,7 +46,7 @@ from holdfast.tasks.saved_values import (
 )
 
 _rng = random.Random()
-_CALLS_SAVED = 100  # of the children that a job waits for, to know them again
+_MAX_RECORDED_CHILDREN = 100  # of those a job waits for; by them a later attempt sees that its code has changed
 
 
 class JobSteps:
@@ -207,7 +207,7 @@ class JobSteps:
         self._started_children.difference_update(child.name for child in children)
         if open_ones:
             self._check_started(open_ones[0].name)
-            await self._save_calls({child.name: child.number for child in open_ones[:_CALLS_SAVED]})
+            await self._save_calls({child.name: child.number for child in open_ones[:_MAX_RECORDED_CHILDREN]})
             results |= await self._results_of(open_ones, keep_failures=return_exceptions)
             steps = [(child, results[child.name]) for child in open_ones]
             await asyncio.gather(*[self._write(each.name, each.number, by_handler, text) for each, text in steps])

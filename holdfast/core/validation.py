@@ -445,7 +445,7 @@ PEER_OPTIONS = {
 """Options of other queues that have another name here."""
 
 
-def translate_option(name: str) -> str:
+def peer_option_hint(name: str) -> str:
     """Returns ``; here it is …`` for an option of another queue, else ``""``. Appended to a remedy."""
     return f"; {PEER_OPTIONS[name]}" if name in PEER_OPTIONS else ""
 
@@ -467,7 +467,7 @@ def did_you_mean(word: object, words: Iterable[str]) -> str:
 def check_options(given: Iterable[str], known: Sequence[str], field: str = "option") -> None:
     """Raises `Invalid` for a name that is none of the known ones."""
     for name in sorted(set(given) - set(known)):
-        hint = translate_option(name) or did_you_mean(name, known)
+        hint = peer_option_hint(name) or did_you_mean(name, known)
         raise Invalid(field, name, f"there are these: {', '.join(known)}{hint}")
 
 
@@ -479,7 +479,7 @@ def with_suggestions(function: Callable[P, R]) -> Callable[P, R]:
     def checked_call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not known.issuperset(kwargs):
             wrong = min(set(kwargs) - known)
-            name, hint = function.__name__, translate_option(wrong) or did_you_mean(wrong, known)
+            name, hint = function.__name__, peer_option_hint(wrong) or did_you_mean(wrong, known)
             raise TypeError(f"{name}() got an unexpected keyword argument {wrong!r}{hint}")
         return function(*args, **kwargs)
 

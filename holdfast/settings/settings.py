@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from holdfast.core.errors import ConfigError, Invalid, quote_value
 from holdfast.core.fault_points import FAULTS_VARIABLE
 from holdfast.core.retry import Retry
-from holdfast.core.validation import MAX_KEY_LENGTH, did_you_mean, translate_option
+from holdfast.core.validation import MAX_KEY_LENGTH, did_you_mean, peer_option_hint
 from holdfast.settings import toml_file
 from holdfast.settings.service_settings import ServiceSettings, find_conflicts
 from holdfast.settings.types import (
@@ -69,7 +69,7 @@ class Loaded(NamedTuple):
     file: Path
     stamp: toml_file.Stamp
     warnings: tuple[str, ...]
-    again: Callable[[], Settings]
+    reload: Callable[[], Settings]
 
 
 class SourcedValue(NamedTuple):
@@ -78,7 +78,7 @@ class SourcedValue(NamedTuple):
     name: str
     value: object
     source: str
-    places: Mapping[str, str] = {}  # of its parts, by field
+    part_locations: Mapping[str, str] = {}  # file and line of each part, by its field
 
 
 class Settings(ServiceSettings):
@@ -285,7 +285,7 @@ class Settings(ServiceSettings):
                 file=file,
                 stamp=document.stamp if document else None,
                 warnings=tuple(_unknown_variables(environ)),
-                again=lambda: cls.load(path=path, environ=environ, directory=folder, **arguments),
+                reload=lambda: cls.load(path=path, environ=environ, directory=folder, **arguments),
             )
         )
 
@@ -336,7 +336,7 @@ class Settings(ServiceSettings):
 
     def replace_values(self, **arguments: object) -> Settings:
         """Returns a copy with some values replaced, as arguments; raises ConfigError or Invalid like ``load``."""
-        values, sources, again = dict(self._loaded.values), dict(self._loaded.sources), self._loaded.again
+        values, sources, reload = dict(self._loaded.values), dict(self._loaded.sources), self._loaded.reload
         for name, value in arguments.items():
             values[name], sources[name] = SETTINGS[_known(name)].kind.parse(name, value), "argument"
         if problems := [problem for _, problem in find_conflicts(values, sources)]:
@@ -345,13 +345,13 @@ class Settings(ServiceSettings):
             self._loaded._replace(
                 values=MappingProxyType(values),
                 sources=MappingProxyType(sources),
-                again=lambda: again().replace_values(**arguments),
+                reload=lambda: reload().replace_values(**arguments),
             )
         )
 
     def reload_settings(self) -> Settings:
         """Loads the settings again from the same sources. ConfigError like ``load``."""
-        return self._loaded.again()
+        return self._loaded.reload()
 
 
 SETTINGS: Mapping[str, Setting[Any]] = MappingProxyType(
@@ -443,10 +443,10 @@ def _label(file: Path, folder: Path) -> str:
 def _from_document(document: toml_file.Document | None, label: str, folder: Path) -> list[SourcedValue]:
     if document is None:
         return []
-    places = {name: f"{label}:{line}" for name, line in document.lines.items()}
+    lines = {name: f"{label}:{line}" for name, line in document.lines.items()}
     urls = {name: resolve_relative(document.values[name], folder) for name in document.values if name == "url"}
     return [
-        SourcedValue(name, value, places.get(name, label), places) for name, value in (document.values | urls).items()
+        SourcedValue(name, value, lines.get(name, label), lines) for name, value in (document.values | urls).items()
     ]
 
 
@@ -463,7 +463,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
             name = variable.removeprefix(PREFIX)
-            close = translate_option(name.lower()) or did_you_mean(name, SETTINGS)
+            close = peer_option_hint(name.lower()) or did_you_mean(name, SETTINGS)
             yield f"environment variable {variable} is not a setting and has no effect{close}"
 
 
@@ -472,24 +472,24 @@ def _resolve(given: list[SourcedValue], problems: list[str]) -> tuple[dict[str, 
     values = {name: setting.default for name, setting in SETTINGS.items()}
     sources: dict[str, str] = {}
     wrong: set[str] = set()
-    for name, value, source, parts in given:
+    for name, value, source, locations in given:
         if name not in SETTINGS:
-            hint = translate_option(name) or did_you_mean(name, SETTINGS) or "; remove it"
+            hint = peer_option_hint(name) or did_you_mean(name, SETTINGS) or "; remove it"
             problems.append(f"{source}: {quote_value(name)} is not a setting{hint}")
             continue
         try:
             values[name], sources[name] = SETTINGS[name].kind.parse(name, value), source
         except Invalid as error:
             wrong.add(name)
-            part = max((each for each in parts if f"{error.field}.".startswith(f"{each}.")), key=len, default=name)
-            problems.append(f"{parts.get(part, source)}: {error}")
+            part = max((each for each in locations if f"{error.field}.".startswith(f"{each}.")), key=len, default=name)
+            problems.append(f"{locations.get(part, source)}: {error}")
     if "heartbeat" not in sources:  # derived from the lease unless given
         third = timedelta(microseconds=values["lease"] // timedelta(microseconds=3))
         values["heartbeat"] = min(values["heartbeat"], third)
     for involved, problem in find_conflicts(values, sources):
         if wrong.isdisjoint(involved):
-            places = ", ".join(dict.fromkeys(sources[name] for name in involved if name in sources))
-            problems.append(f"{places}: {problem}")
+            named = ", ".join(dict.fromkeys(sources[name] for name in involved if name in sources))
+            problems.append(f"{named}: {problem}")
     return values, sources
 
 

@@ -19,7 +19,7 @@ import msgspec
 import msgspec.inspect
 
 from holdfast.core.errors import ConfigError, Invalid, TooLarge
-from holdfast.core.validation import translate_option
+from holdfast.core.validation import peer_option_hint
 from holdfast.tasks.codec import (
     MAX_PAYLOAD_BYTES,
     EncodingProblem,
@@ -214,7 +214,7 @@ class Signature:
         takes = f"it takes {', '.join(self.names)}" if self.names else "it takes no arguments"
         if name in _OPTIONS and not near:
             takes += f"; options of a job are separate from its arguments: .options({name}=…).enqueue(…)"
-        takes += "" if near else translate_option(name)
+        takes += "" if near else peer_option_hint(name)
         return Invalid(self.field_name(name), given[name], f"there is no such parameter; {hint}{takes}")
 
     def _provided_given(self, name: str) -> Invalid:

@@ -252,7 +252,7 @@ class Place:
                 file=self.config,
                 stamp=stamp,
                 warnings=loaded.warnings,
-                again=self.settings,
+                reload=self.settings,
             )
         )
 

@@ -141,12 +141,12 @@ class CeleryBroker:
     def read_aside(self, *, drops_expired: bool) -> list[PeerJob | LeftJob]:
         """Returns the messages that an import has taken and not dropped."""
         found = []
-        for place, raw in self._client.hgetall(self._aside).items():
-            job = self._parse(raw, place.partition(b"\0")[0].decode(), raw)
+        for aside_id, raw in self._client.hgetall(self._aside).items():
+            job = self._parse(raw, aside_id.partition(b"\0")[0].decode(), raw)
             if not (isinstance(job, LeftJob) and job.reason == EXPIRED):
                 found.append(job)
             elif drops_expired:
-                self._client.hdel(self._aside, place)
+                self._client.hdel(self._aside, aside_id)
         return found
 
     # ── moving ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -167,7 +167,7 @@ class CeleryBroker:
     def _parse_held(self, tag: bytes, raw: bytes) -> PeerJob | LeftJob:
         try:
             message, exchange, routing_key = json.loads(raw)
-            bound = [queue for *place, queue in self._bindings if place == [exchange, routing_key]]
+            bound = [queue for *route, queue in self._bindings if route == [exchange, routing_key]]
             queue = min(bound, default=routing_key)
             found = self._parse(json.dumps(message).encode(), queue, tag)
         except (ValueError, TypeError, RecursionError):
@@ -193,7 +193,7 @@ class CeleryBroker:
             if expires is not None and expires <= datetime.now(UTC):
                 raise Unmovable(EXPIRED)
             key = f"celery:{headers['id']}:{properties['delivery_tag']}"
-            place = f"{queue}\0{key}".encode()
+            aside_id = f"{queue}\0{key}".encode()
             return PeerJob(
                 id=str(headers["id"]),
                 task=task,
@@ -202,7 +202,7 @@ class CeleryBroker:
                 args=args,
                 kwargs=kwargs,
                 queue=None if queue == DEFAULT_QUEUE else queue,
-                source=(place, raw) if tag is raw else (tag, place, raw),
+                source=(aside_id, raw) if tag is raw else (tag, aside_id, raw),
                 priority=-min(int(properties.get("priority") or 0), 100),
                 run_at=run_at if state == "scheduled" else None,
                 expires=expires,

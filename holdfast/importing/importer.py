@@ -151,7 +151,7 @@ class Importer:
 
     def _pass_lanes(self) -> int:
         aside = self._peer.read_aside(drops_expired=not self._dry_run)
-        moved = self._submit(self._draft_page(aside, "it is aside: "))
+        moved = self._submit(self._draft_page(aside, is_aside=True))
         for lane in self._peer.list_lanes():
             offset = 0
             while page := self._peer.read_page(lane, offset, PAGE):
@@ -162,19 +162,19 @@ class Importer:
                     break
         return moved
 
-    def _draft_page(self, page: Sequence[PeerJob | LeftJob], place: str = "") -> list[tuple[PeerJob, NewJob]]:
-        jobs = []
+    def _draft_page(self, page: Sequence[PeerJob | LeftJob], *, is_aside: bool = False) -> list[tuple[PeerJob, NewJob]]:
+        jobs, reason_prefix = list[tuple[PeerJob, NewJob]](), "it is aside: " if is_aside else ""
         for found in page:
             try:
                 if isinstance(found, LeftJob):
                     raise Unmovable(found.reason)
                 new = self._draft(found)
-                if not place and (full := self._full.keys() & dict(self._limits.find_depths(new))):
+                if not is_aside and (full := self._full.keys() & dict(self._limits.find_depths(new))):
                     raise Unmovable(f"another was refused: {self._full[min(full)]}")
                 jobs.append((found, new))
             except (Unmovable, Invalid) as error:
-                is_meta = isinstance(error, Invalid) and error.field == "metadata"
-                self.summary.left[found.task, found.state, place + (_UNFIT_META if is_meta else str(error))] += 1
+                reason = _UNFIT_META if isinstance(error, Invalid) and error.field == "metadata" else str(error)
+                self.summary.left[found.task, found.state, reason_prefix + reason] += 1
         return jobs
 
     def _draft(self, job: PeerJob) -> NewJob:

@@ -76,11 +76,11 @@ for at = 4, #ARGV, 2 do
     end
   end
   if removed == 1 then
-    local left, place, expires = redis.call('PTTL', job), id .. ' ' .. created, 0
+    local left, aside_id, expires = redis.call('PTTL', job), id .. ' ' .. created, 0
     if left > 0 and redis.call('HEXISTS', job, 'ttl') == 1 then expires = tonumber(now[1]) + left / 1000 end
-    redis.call('RENAME', job, aside .. ':' .. place)
-    redis.call('PERSIST', aside .. ':' .. place)
-    redis.call('HSET', aside, place, cjson.encode({queue, kind, due and tonumber(due) or 0, expires}))
+    redis.call('RENAME', job, aside .. ':' .. aside_id)
+    redis.call('PERSIST', aside .. ':' .. aside_id)
+    redis.call('HSET', aside, aside_id, cjson.encode({queue, kind, due and tonumber(due) or 0, expires}))
   end
   table.insert(taken, redis.call('HEXISTS', aside, ARGV[at + 1]))
 end
@@ -173,33 +173,33 @@ class RQQueues:
     def read_aside(self, *, drops_expired: bool) -> list[PeerJob | LeftJob]:
         """Returns the jobs that an import has taken and not dropped."""
         found = []
-        for place, text in self._client.hgetall(self._aside).items():
+        for aside_id, text in self._client.hgetall(self._aside).items():
             queue, kind, due, expires = json.loads(text)
-            fields = self._client.hgetall(f"{self._aside}:{place.decode()}")
+            fields = self._client.hgetall(f"{self._aside}:{aside_id.decode()}")
             until = datetime.fromtimestamp(expires, UTC) if expires else None
-            job = self._parse(place.decode().rpartition(" ")[0], fields, kind, queue, due, until)
+            job = self._parse(aside_id.decode().rpartition(" ")[0], fields, kind, queue, due, until)
             if fields and not (isinstance(job, LeftJob) and job.reason == EXPIRED):
                 found.append(job)
             elif drops_expired:
-                self._drop([place.decode()])
+                self._drop([aside_id.decode()])
         return found
 
     # ── moving ────────────────────────────────────────────────────────────────────────────────────────────────
     def take_jobs(self, lane: Lane, jobs: Sequence[PeerJob]) -> list[bool]:
         """Moves jobs aside in one step each; False if a worker or the scheduler has it. True if it is aside already."""
         keys = [lane.key, self._aside, f"{self._prefix}:scheduler-lock:{lane.queue}", _RQ_SCHEDULER]
-        places = [part for job in jobs for part in (job.id, job.source)]
-        taken = self._client.eval(_TAKE, len(keys), *keys, self._prefix, lane.kind, lane.queue, *places)
+        ids = [part for job in jobs for part in (job.id, job.source)]
+        taken = self._client.eval(_TAKE, len(keys), *keys, self._prefix, lane.kind, lane.queue, *ids)
         return [bool(each) for each in taken]
 
     def drop_jobs(self, jobs: Sequence[PeerJob]) -> None:
         """Removes jobs from aside."""
         self._drop([str(job.source) for job in jobs])
 
-    def _drop(self, places: Sequence[str]) -> None:
+    def _drop(self, aside_ids: Sequence[str]) -> None:
         with self._client.pipeline(transaction=True) as pipeline:
-            pipeline.hdel(self._aside, *places)
-            pipeline.unlink(*(f"{self._aside}:{place}" for place in places))
+            pipeline.hdel(self._aside, *aside_ids)
+            pipeline.unlink(*(f"{self._aside}:{aside_id}" for aside_id in aside_ids))
             pipeline.execute()
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Commands and options of Celery's command line, with what to write here."""
+"""Commands and options of a peer's command line, with what to write here. A peer is another queue: here, Celery."""
 
 from __future__ import annotations
 

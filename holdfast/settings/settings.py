@@ -194,7 +194,7 @@ class Settings(ServiceSettings):
     role = Setting(
         one_of("auto", "leader", "follower"),
         "auto",
-        "Whether the worker does maintenance; a follower leaves it to others.",
+        "Whether the worker does maintenance; a follower leaves it to others; leader is the same as auto.",
     )
     schedule_owner = Setting(
         optional("none", WORKER_ID), "none", "Name of this application as the owner of the schedules it declares."

@@ -17,7 +17,7 @@ FAMILIES = (
     Family(
         "jobs_idempotent_total",
         "counter",
-        "Submissions whose key or id already stood for a job.",
+        "Submissions answered with an existing job of the same key or id.",
         ("task",),
         exposed_by="both",
     ),
@@ -65,7 +65,7 @@ FAMILIES = (
     ),
     # ── leases ──
     Family("lease_acquired_total", "counter", "Jobs this worker took."),
-    Family("lease_rejected_total", "counter", "Ids a transport delivered that could not be claimed any more."),
+    Family("lease_rejected_total", "counter", "Delivered ids that could not be claimed: no such job was ready."),
     Family(
         "transport_malformed_total",
         "counter",

@@ -26,11 +26,11 @@ from (select %s::bigint as first, %s::bigint as last, %s::int as queues, %s::big
 cross join lateral generate_series(p.first, p.last) n
 """.replace(" % ", " %% ")
 _SLEEPS = """
-insert into holdfast.step (job_id, name, number, by_handler, claims, ended_at, result)
+insert into holdfast.step (job_id, name, number, is_ordered, claims, ended_at, result)
 select id, 'sleep', 1, true, claims, started_at, run_at - started_at from holdfast.job where state = 1 and claims > 0
 """
 _RECEIVERS = """
-insert into holdfast.receiver (job_id, begun_at, deadline, claims, number, by_handler, is_listed, step, topic)
+insert into holdfast.receiver (job_id, begun_at, deadline, claims, number, is_ordered, is_listed, step, topic)
 select id, started_at, run_at, claims, 1, true, true, 'wait_for topic-' || seq, 'topic-' || seq
 from holdfast.job where state = 4
 """

@@ -26,11 +26,11 @@ select printf('%08x-%04x-7%03x-8%03x-%012x', n >> 8, n & 255, abs(random()) % 40
 from numbers
 """
 _SLEEPS = """
-insert into holdfast_step (job_seq, name, number, by_handler, claims, ended_at, result)
+insert into holdfast_step (job_seq, name, number, is_ordered, claims, ended_at, result)
 select seq, 'sleep', 1, 1, claims, started_at, run_at - started_at from holdfast_job where state = 1 and claims > 0
 """
 _RECEIVERS = """
-insert into holdfast_receiver (seq, topic, step, number, by_handler, claims, since, until)
+insert into holdfast_receiver (seq, topic, step, number, is_ordered, claims, since, until)
 select seq, 'topic-' || seq, 'wait_for topic-' || seq, 1, 1, claims, started_at, run_at
 from holdfast_job where state = 4
 """

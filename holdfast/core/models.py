@@ -201,7 +201,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     name: str
     number: int
-    by_handler: bool
+    is_ordered: bool
     claims: int
     ended_at_us: int
     result: str | None = None

@@ -27,15 +27,15 @@ class NewStep(msgspec.Struct, frozen=True, gc=False):
     """A step that has ended, to be stored.
 
     name: unique among the steps of its job. number: position of its call, from 1; 0: not a step, but a saved value of
-    the job (state, progress), which replaces the one of that name. by_handler: the handler itself called it, not a task
-    that it started; so its position among such calls follows from the code. result: JSON text; None for None.
-    worker: whose lease it is; None: not compared.
+    the job (state, progress), which replaces the one of that name. is_ordered: the code fixes its position among such
+    calls, which a replay checks: the handler itself called it, alone, not a task that it started. result: JSON text;
+    None for None. worker: whose lease it is; None: not compared.
     """
 
     lease: Lease
     name: str
     number: int
-    by_handler: bool
+    is_ordered: bool
     result: str | None = None
     worker: str | None = None
 

@@ -18,7 +18,7 @@ class Gatherer(Protocol):
     """Protocol of an object that waits for children."""
 
     async def gather(
-        self, children: Sequence[Child[Any]], *, by_handler: bool, return_exceptions: bool
+        self, children: Sequence[Child[Any]], *, is_ordered: bool, return_exceptions: bool
     ) -> list[Any]: ...
 
 
@@ -39,7 +39,7 @@ class Child(Generic[T]):
         return self._value().__await__()
 
     async def _value(self) -> T:
-        [value] = await self._steps.gather([self], by_handler=True, return_exceptions=False)
+        [value] = await self._steps.gather([self], is_ordered=True, return_exceptions=False)
         result: T = value
         return result
 

@@ -313,7 +313,7 @@ class Context:
                 raise Invalid("children", child, "give calls of tasks: context.gather(context.call(task, …), …)")
         if not children:
             return []
-        return await self._job_steps.gather(children, by_handler=False, return_exceptions=return_exceptions)
+        return await self._job_steps.gather(children, is_ordered=False, return_exceptions=return_exceptions)
 
     @property
     def state(self) -> SavedState:
@@ -441,9 +441,9 @@ class SyncContext:
         kwargs: Mapping[str, Any],
         transaction: CallerTransaction | None,
     ) -> T:
-        by_handler = CURRENT.get(None) is self._context  # a thread that the handler started does not inherit it
+        is_ordered = CURRENT.get(None) is self._context  # a thread that the handler started does not inherit it
         result: T = self._context._job_steps.run_blocking(
-            name, DEFAULT_OPTIONS, function, args, kwargs, transaction, by_handler=by_handler
+            name, DEFAULT_OPTIONS, function, args, kwargs, transaction, is_ordered=is_ordered
         )
         return result
 

@@ -71,7 +71,7 @@ class JobSteps:
         self._reading = asyncio.Lock()
         # No attempt before can have recorded any.
         self._is_read = job.claims == 1 and job.options_or_default.forks is None
-        self._uncommitted: dict[str, bool] = {}  # steps of transactions not known to be committed: by_handler?
+        self._uncommitted: dict[str, bool] = {}  # steps of transactions not known to be committed, and whether ordered
         self._last_uncommitted: str | None = None  # the last of them that the handler itself called
         self._failed: dict[object, str] = {}  # the step that failed last, by the task or thread that called it
         self._failed_children: set[str] = set()
@@ -88,7 +88,7 @@ class JobSteps:
                 task.cancel()
             raise
         if self._end is None and self._uncommitted and isinstance(outcome, Succeeded):
-            await self._check_commits(by_handler=False)
+            await self._check_commits(is_ordered=False)
         if self._end is None and self._unreplayed and isinstance(outcome, Succeeded):
             first = min(self._unreplayed.values(), key=attrgetter("number"))
             self._end_by(_changed(f"step {first.name!r} is recorded, and the code does not call it any more"))
@@ -123,16 +123,16 @@ class JobSteps:
         kwargs: Mapping[str, Any],
         transaction: CallerTransaction | None = None,
         *,
-        by_handler: bool,
+        is_ordered: bool,
     ) -> Any:
-        """Runs a step in this thread, which waits. ``by_handler``: the handler itself calls it."""
+        """Runs a step in this thread, which waits. ``is_ordered``: the handler itself calls."""
         _check_function(function)
         if inspect.iscoroutinefunction(function):
             remedy = f"give one that is not async to sync.{'step' if transaction is None else 'step_in'}"
             raise Invalid("function", getattr(function, "__name__", function), remedy)
         unique, number = self._count_call(name)
         run, decode, caller = self._step_store.run_blocking, decoder_of(function), threading.get_ident()
-        recorded = run(self._find(unique, caller, by_handler=by_handler, transaction=transaction))
+        recorded = run(self._find(unique, caller, is_ordered=is_ordered, transaction=transaction))
         if recorded is not None:
             return self._decode(unique, recorded.result, decode)
         with self._step_store.open_span(unique), self._track_step(caller, unique):
@@ -140,7 +140,7 @@ class JobSteps:
                 drive_coroutine(transaction.step_store.verify_connection(transaction.connection))
             called = self._step_store.step_function(self._job, unique, function, blocking=True)
             value = self._try_often_blocking(unique, options, lambda: called(*args, **kwargs))
-            saving = self._save(unique, number, decode, by_handler=by_handler, value=value, transaction=transaction)
+            saving = self._save(unique, number, decode, is_ordered=is_ordered, value=value, transaction=transaction)
             return run(saving) if transaction is None else drive_coroutine(saving)
 
     def _try_often_blocking(self, name: str, options: StepOptions, call: Callable[[], Any]) -> Any:
@@ -161,9 +161,9 @@ class JobSteps:
         """Ends the attempt by `Suspension`, and returns in the one that begins when the time is over."""
         self._check_caller("sleep", str(span))
         name, number = self._count_call("sleep")
-        recorded = await self._find(name, self._own_task, by_handler=True)
+        recorded = await self._find(name, self._own_task, is_ordered=True)
         if recorded is None:
-            await self._save(name, number, decode_json, by_handler=True, value=span // MICROSECOND)
+            await self._save(name, number, decode_json, is_ordered=True, value=span // MICROSECOND)
             raise self._end_by((Suspension(), Snoozed(span)))
         until_us = recorded.ended_at_us + int(recorded.result or 0)
         if self._job.run_at_us < until_us:  # it was interrupted before its sleep, or an operator runs it earlier
@@ -175,7 +175,7 @@ class JobSteps:
         """Returns the value of a signal, or ends the attempt by `Suspension` until there is one."""
         self._check_caller("wait_for", topic)
         name, number = self._count_call(topic, kind=SIGNAL_STEP)
-        recorded = await self._find(name, self._own_task, by_handler=True)
+        recorded = await self._find(name, self._own_task, is_ordered=True)
         if recorded is not None:
             result = recorded.result
         else:
@@ -198,10 +198,10 @@ class JobSteps:
         name, number = self._count_call(job.task)
         return Child(self, name, number, replace(job, id=derive_id(self._job.id, name), has_client_id=True), decode)
 
-    async def gather(self, children: Sequence[Child[Any]], *, by_handler: bool, return_exceptions: bool) -> list[Any]:
+    async def gather(self, children: Sequence[Child[Any]], *, is_ordered: bool, return_exceptions: bool) -> list[Any]:
         """Returns the results of children, or ends the attempt by `Suspension` until they have ended."""
         self._check_caller("call", ", ".join(child.name for child in children[:3]))
-        recorded = {each.name: await self._find(each.name, self._own_task, by_handler=by_handler) for each in children}
+        recorded = {each.name: await self._find(each.name, self._own_task, is_ordered=is_ordered) for each in children}
         open_ones = [child for child in children if recorded[child.name] is None]
         results = {name: step.result for name, step in recorded.items() if step is not None}
         self._started_children.difference_update(child.name for child in children)
@@ -210,7 +210,7 @@ class JobSteps:
             await self._save_calls({child.name: child.number for child in open_ones[:_MAX_RECORDED_CHILDREN]})
             results |= await self._results_of(open_ones, keep_failures=return_exceptions)
             steps = [(child, results[child.name]) for child in open_ones]
-            await asyncio.gather(*[self._write(each.name, each.number, by_handler, text) for each, text in steps])
+            await asyncio.gather(*[self._write(each.name, each.number, is_ordered, text) for each, text in steps])
         return [self._decode(child.name, results[child.name], child.decode_outcome) for child in children]
 
     async def _save_calls(self, calls: dict[str, int]) -> None:
@@ -279,15 +279,15 @@ class JobSteps:
         transaction: CallerTransaction | None,
     ) -> Any:
         caller = asyncio.current_task()
-        by_handler = caller is self._own_task
-        recorded = await self._find(name, caller, by_handler=by_handler, transaction=transaction)
+        is_ordered = caller is self._own_task
+        recorded = await self._find(name, caller, is_ordered=is_ordered, transaction=transaction)
         if recorded is not None:
             return self._decode(name, recorded.result, decode)
         with self._step_store.open_span(name), self._track_step(caller, name):
             if transaction is not None:
                 await transaction.step_store.verify_connection(transaction.connection)
             value = await self._try_often(name, options, call)
-            return await self._save(name, number, decode, by_handler=by_handler, value=value, transaction=transaction)
+            return await self._save(name, number, decode, is_ordered=is_ordered, value=value, transaction=transaction)
 
     @contextmanager
     def _track_step(self, caller: object, name: str) -> Iterator[None]:
@@ -333,19 +333,19 @@ class JobSteps:
             return results[0]
 
     async def _find(
-        self, name: str, caller: object, *, by_handler: bool, transaction: CallerTransaction | None = None
+        self, name: str, caller: object, *, is_ordered: bool, transaction: CallerTransaction | None = None
     ) -> Step | None:
         """The record of a step; None if it is to run. Raises what ends the attempt."""
         await self._read()
         self._check_held(name)
-        failed = next(iter(self._failed.values()), None) if by_handler else self._failed.get(caller)
+        failed = next(iter(self._failed.values()), None) if is_ordered else self._failed.get(caller)
         if self._end is None and failed is not None:
             self._end_by(_end_after_failed_step(failed, name, is_child=failed in self._failed_children))
-        if (by_handler or caller is self._own_task) and self._last_uncommitted is not None and transaction is None:
-            await self._check_commits(by_handler=True)
-        if self._end is None and by_handler and name not in self._unreplayed and name not in self._started_children:
+        if (is_ordered or caller is self._own_task) and self._last_uncommitted is not None and transaction is None:
+            await self._check_commits(is_ordered=True)
+        if self._end is None and is_ordered and name not in self._unreplayed and name not in self._started_children:
             self._check_started(name)
-            skipped = [step for step in self._unreplayed.values() if step.by_handler]
+            skipped = [step for step in self._unreplayed.values() if step.is_ordered]
             if skipped:
                 first = min(skipped, key=attrgetter("number"))
                 text = f"step {first.name!r} is recorded at this place, and the code calls step {name!r}"
@@ -366,12 +366,12 @@ class JobSteps:
                 self._size = sum(len(step.result or "") for step in steps if step.number)
                 self._is_read = True
 
-    async def _check_commits(self, *, by_handler: bool) -> None:
-        """Ends the attempt unless its steps in handlers' transactions are committed; ``by_handler``: only those are."""
+    async def _check_commits(self, *, is_ordered: bool) -> None:
+        """Ends the attempt unless its steps in handlers' transactions are committed; ``is_ordered``: those alone."""
         recorded = {step.name for step in await self._step_store.read_steps(self._job.id)}
         for name in recorded.intersection(list(self._uncommitted)):
             del self._uncommitted[name]
-        missing = next((name for name, each in list(self._uncommitted.items()) if each or not by_handler), None)
+        missing = next((name for name, each in list(self._uncommitted.items()) if each or not is_ordered), None)
         if missing is not None:
             self._end_by(_rolled_back(missing))
         self._last_uncommitted = None
@@ -382,7 +382,7 @@ class JobSteps:
         number: int,
         decode: Callable[[str], Any],
         *,
-        by_handler: bool,
+        is_ordered: bool,
         value: Any,
         transaction: CallerTransaction | None = None,
     ) -> Any:
@@ -392,23 +392,23 @@ class JobSteps:
         except Invalid as error:
             raise self._end_by(_final(f"step {name!r}: {error}", Reason.RESULT)) from error
         found = self._decode(name, result, decode)
-        await self._write(name, number, by_handler, result, transaction)
+        await self._write(name, number, is_ordered, result, transaction)
         return found
 
     async def _write(
-        self, name: str, number: int, by_handler: bool, result: str | None, transaction: CallerTransaction | None = None
+        self, name: str, number: int, is_ordered: bool, result: str | None, transaction: CallerTransaction | None = None
     ) -> None:
         self._add_size(name, result)
-        step = NewStep(self._job.lease, name, number, by_handler, result, self._job.worker)
+        step = NewStep(self._job.lease, name, number, is_ordered, result, self._job.worker)
         if transaction is not None:
             await self._record(step, transaction)
         elif not await self._step_store.save_step(step):
             raise self._lease_lost(name)
 
     async def _record(self, step: NewStep, transaction: CallerTransaction) -> None:
-        previous = self._last_uncommitted if step.by_handler else None
-        self._uncommitted[step.name] = step.by_handler
-        if step.by_handler:
+        previous = self._last_uncommitted if step.is_ordered else None
+        self._uncommitted[step.name] = step.is_ordered
+        if step.is_ordered:
             self._last_uncommitted = step.name
         receipt = await transaction.step_store.record_step(transaction.connection, step, previous)
         if not receipt.has_lease:

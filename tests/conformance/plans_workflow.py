@@ -25,17 +25,17 @@ insert into {schema}.dependency (waiter, job_id, is_child, condition, state)
 select ('00000000-0000-0000-0000-' || lpad(to_hex(n), 12, '0'))::uuid,
        ('00000000-0000-0000-0000-' || lpad(to_hex(5 * {rows} + 7), 12, '0'))::uuid,
        false, 'success', 'met' from generate_series(1, {rows}) n;
-insert into {schema}.receiver (job_id, topic, step, number, by_handler, claims, begun_at, deadline, is_listed)
+insert into {schema}.receiver (job_id, topic, step, number, is_ordered, claims, begun_at, deadline, is_listed)
 select id, 'topic-' || seq % 100, 'step', 1, true, claims, {now}, {now}, seq % 3 > 0
 from {schema}.job where state in (2, 4);
 insert into {schema}.signal (id, topic, value, sent_at, job_id)
 select 'signal-' || seq, case when seq % 2 = 0 then 'topic-1' else 'topic-' || seq end, '1', {now} - seq,
        case when seq % 3 > 0 then id end from {schema}.job;
-insert into {schema}.step (job_id, ended_at, claims, number, by_handler, name)
+insert into {schema}.step (job_id, ended_at, claims, number, is_ordered, name)
 select id, {now}, 1, 1, true, 'charge' from {schema}.job;
 """
 
-STEP = {"at": NOW, "id": ids(2)[9], "claims": 1, "worker": "worker", "number": 2, "by_handler": True, "name": "ship"}
+STEP = {"at": NOW, "id": ids(2)[9], "claims": 1, "worker": "worker", "number": 2, "is_ordered": True, "name": "ship"}
 
 CASES = [
     Case("record_step", (BY_ID,), {"text": json.dumps(STEP)}),

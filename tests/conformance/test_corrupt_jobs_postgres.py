@@ -103,7 +103,7 @@ async def test_lease_of_a_job_whose_state_was_changed_by_hand_allows_nothing(sto
     with session(store.url) as hand:
         hand.execute("update job set state = %s where id = %s", [state, job.id])  # and its lease is left
         hand.commit()
-    steps = [NewStep(each.lease, "s", 1, by_handler=True) for each in (job, other)]
+    steps = [NewStep(each.lease, "s", 1, is_ordered=True) for each in (job, other)]
     records = [LogBatch(each.lease, [NewLine(1, timedelta(0), "info", "a line")]) for each in (job, other)]
     assert await store.workflow.save_steps(steps[:1]) == [False]
     assert await store.workflow.save_steps(steps) == [False, True]

@@ -37,8 +37,8 @@ from tests.support.stores import migrations
 CLAIM = ("job_ready(queue, tier, rank, run_at, seq)", "job_quarantined(queue)", "tid(ctid)")
 LINES: dict[str, Any] = {"ordinals": list(range(1, BATCH + 1)), "numbers": [2] * BATCH, "agos": [0] * BATCH}
 LINES |= {"levels": ["info"] * BATCH, "texts": ["said"] * BATCH, "fields": [None] * BATCH}
-STEPS: dict[str, Any] = {"workers": [None] * BATCH, "numbers": [1] * BATCH, "by_handlers": [True] * BATCH}
-STEP: dict[str, Any] = {"number": 1, "by_handler": True, "name": "charge", "result": None}
+STEPS: dict[str, Any] = {"workers": [None] * BATCH, "numbers": [1] * BATCH, "are_ordered": [True] * BATCH}
+STEP: dict[str, Any] = {"number": 1, "is_ordered": True, "name": "charge", "result": None}
 STEPS |= {"names": ["charge"] * BATCH, "results": [None] * BATCH}
 HISTORY = {"mark": NOW - BATCH, "until": NOW, "lag": 0}
 ANY_QUEUE = {"any_queue": True, "promote": True}

@@ -362,12 +362,12 @@ select 'schedule-' || n, iif(n % 3, :now + n - :rows / 2, null), 1, '{}' from n
 FILL_WAITS = [
     """insert into holdfast_dependency (waiter, job_id, condition, state, is_child)
        select seq, 'id-' || (seq / 5), 'success', seq % 3, seq % 2 from holdfast_job where seq % 5 > 1""",
-    """insert into holdfast_receiver (seq, topic, step, number, by_handler, claims, since, until)
+    """insert into holdfast_receiver (seq, topic, step, number, is_ordered, claims, since, until)
        select seq, 'topic-' || (seq % 5000), 'step', 1, 1, claims, :now, :now
        from holdfast_job where state in (2, 4)""",
     """insert into holdfast_signal (id, topic, value, sent_at, job_id)
        select 'signal-' || seq, 'topic-' || (seq % 5000), '1', :now - seq, iif(seq % 3, id, null) from holdfast_job""",
-    """insert into holdfast_step (job_seq, name, number, by_handler, claims, ended_at, result)
+    """insert into holdfast_step (job_seq, name, number, is_ordered, claims, ended_at, result)
        select seq, 'step', 1, 1, 1, :now, '1' from holdfast_job where seq % 3""",
 ]
 

@@ -63,7 +63,7 @@ async def test_signal_makes_a_suspended_job_due_with_the_value_in_its_record(sto
     assert (again.id, again.attempts, again.run_at_us) == (job.id, 1, clock())
     assert await receive(store, again) == SignalReceipt(result='{"signal":{"by":"ü"}}')
     (step,) = await store.workflow.read_steps(job.id)
-    assert (step.name, step.number, step.by_handler, step.ended_at_us) == ("approved", 1, True, clock())
+    assert (step.name, step.number, step.is_ordered, step.ended_at_us) == ("approved", 1, True, clock())
     assert step.result == '{"signal":{"by":"ü"}}'
 
 

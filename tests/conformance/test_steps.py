@@ -13,8 +13,8 @@ from holdfast.stores.base import Store
 from tests.conformance.support import LEASE, ended, failing, lose, new_job, put, running, settle, take
 
 
-def step(job: Job | Lease, name: str, number: int = 1, result: str | None = "1", *, by_handler: bool = True) -> NewStep:
-    return NewStep(job.lease if isinstance(job, Job) else job, name, number, by_handler, result)
+def step(job: Job | Lease, name: str, number: int = 1, result: str | None = "1", *, is_ordered: bool = True) -> NewStep:
+    return NewStep(job.lease if isinstance(job, Job) else job, name, number, is_ordered, result)
 
 
 async def names_of(store: Store, job_id: str) -> list[str]:
@@ -26,7 +26,7 @@ async def test_step_is_kept_as_it_ended(store: Store, clock: ManualClock) -> Non
     clock.advance(5)
     steps = [
         step(job, "größer als\nerwartet =1", 2, '{"a":"ü\\u0000"}'),
-        step(job, "nothing", 1, None, by_handler=False),
+        step(job, "nothing", 1, None, is_ordered=False),
         step(job, "empty", 3, '""'),
     ]
     assert await store.workflow.save_steps(steps) == [True] * 3
@@ -149,9 +149,9 @@ async def test_frozen_owner_adds_no_step_while_the_job_is_taken_over(store: Stor
 
 async def test_value_replaces_an_earlier_one_of_its_name(store: Store, clock: ManualClock) -> None:
     job = await running(store)
-    await store.workflow.save_steps([step(job, "charge"), step(job, "#state", 0, '"one"', by_handler=False)])
+    await store.workflow.save_steps([step(job, "charge"), step(job, "#state", 0, '"one"', is_ordered=False)])
     clock.advance(5)
-    values = [step(job, "#state", 0, '"two"', by_handler=False), step(job, "#other", 0, None, by_handler=False)]
+    values = [step(job, "#state", 0, '"two"', is_ordered=False), step(job, "#other", 0, None, is_ordered=False)]
     assert await store.workflow.save_steps(values) == [True, True]
     assert await store.workflow.read_steps(job.id) == [
         Step("#other", 0, False, job.claims, clock(), None),

@@ -369,7 +369,7 @@ def test_transaction_that_outlasts_the_lease_keeps_its_step(place: Place) -> Non
     assert (taken, work.calls, work.steps()) == ([(1,)], [1], 1)
 
 
-STEP_OF_OTHER = """insert into SCHEMA.step (job_id, ended_at, claims, number, by_handler, name)
+STEP_OF_OTHER = """insert into SCHEMA.step (job_id, ended_at, claims, number, is_ordered, name)
     select id, 1, 1, 1, true, 'lost' from SCHEMA.job where task = 'other'"""
 
 

@@ -33,7 +33,7 @@ async def test_step_that_has_ended_is_not_run_again(app: Holdfast) -> None:
         await harnessed.run_until_idle()
         assert await handle.result(timeout=0) == ["RESERVE BOOK", "CHARGE", "SHIP"]
         assert ledger.done == ["reserve book", "charge", "ship"]
-        assert [(each.name, each.number, each.by_handler) for each in await steps_of(app, handle.id)] == [
+        assert [(each.name, each.number, each.is_ordered) for each in await steps_of(app, handle.id)] == [
             ("reserve", 1, True),
             ("charge", 2, True),
             ("ship", 3, True),
@@ -158,7 +158,7 @@ async def test_steps_side_by_side_are_found_whatever_their_order(app: Holdfast) 
         await harnessed.run_until_idle()
         assert await handle.result(timeout=0) == ["SAME0", "SAME1", "SAME2", "A1A2", "B1B2"]
         assert sorted(ledger.done) == ["a1", "a2", "b1", "b2", "same0", "same1", "same2"]
-        assert {each.by_handler for each in await steps_of(app, handle.id)} == {False}
+        assert {each.is_ordered for each in await steps_of(app, handle.id)} == {False}
 
 
 async def test_first_step_of_a_task_of_the_handler_is_not_in_order(app: Holdfast) -> None:
@@ -185,7 +185,7 @@ async def test_first_step_of_a_task_of_the_handler_is_not_in_order(app: Holdfast
         handle = await order.enqueue()
         await harnessed.run_until_idle()
         assert await handle.state() is JobState.SUCCEEDED
-        found = {each.name: each.by_handler for each in await steps_of(app, handle.id)}
+        found = {each.name: each.is_ordered for each in await steps_of(app, handle.id)}
         assert found == {"a1": False, "b1": False, "end": True}
     assert ledger.done == ["a1", "b1", "end"]
 
@@ -205,7 +205,7 @@ async def test_steps_of_threads_that_the_handler_started_are_not_in_order(app: H
         handle = await order.enqueue()
         await harnessed.run_until_idle()
         assert await handle.state() is JobState.SUCCEEDED
-        found = {each.name: each.by_handler for each in await steps_of(app, handle.id)}
+        found = {each.name: each.is_ordered for each in await steps_of(app, handle.id)}
         assert found == {"own": True, "other": False}
 
 

@@ -185,7 +185,7 @@ def copied_steps(steps: Sequence[Step]) -> dict[str, Any]:
     return {
         "names": [to_text(step.name) for step in steps],
         "numbers": [step.number for step in steps],
-        "by_handlers": [step.by_handler for step in steps],
+        "are_ordered": [step.is_ordered for step in steps],
         "claims": [step.claims for step in steps],
         "ended_ats": [step.ended_at_us for step in steps],
         "results": [text_or_none(step.result) for step in steps],

@@ -156,7 +156,7 @@ class PostgresExternal:
             "claims": lease.claims,
             "worker": step.worker,
             "number": step.number,
-            "by_handler": step.by_handler,
+            "is_ordered": step.is_ordered,
             "name": to_text(step.name),
             "result": text_or_none(step.result),
             "previous": text_or_none(previous),

@@ -630,10 +630,10 @@ with valid_lease as materialized (
           and k.worker = coalesce(d.worker, k.worker)
         offset 0 for share) j
 ), saved_step as (
-    insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
-    select h.id, :now, h.claims, d.number, d.by_handler, d.name, d.result
-    from unnest(:numbers::integer[], :by_handlers::boolean[], :names::text[], :results::text[])
-        with ordinality as d (number, by_handler, name, result, ordinal)
+    insert into holdfast.step (job_id, ended_at, claims, number, is_ordered, name, result)
+    select h.id, :now, h.claims, d.number, d.is_ordered, d.name, d.result
+    from unnest(:numbers::integer[], :are_ordered::boolean[], :names::text[], :results::text[])
+        with ordinality as d (number, is_ordered, name, result, ordinal)
     join valid_lease h on h.ordinal = d.ordinal
     order by h.id, d.name
     on conflict (job_id, name) do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
@@ -649,8 +649,8 @@ with valid_lease as materialized (
       and k.worker = coalesce(:worker, k.worker)
     for share
 ), saved_step as (
-    insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
-    select h.id, :now, h.claims, :number::integer, :by_handler::boolean, :name::text, :result::text
+    insert into holdfast.step (job_id, ended_at, claims, number, is_ordered, name, result)
+    select h.id, :now, h.claims, :number::integer, :is_ordered::boolean, :name::text, :result::text
     from valid_lease h
     on conflict (job_id, name) do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
     where excluded.number = 0
@@ -659,16 +659,16 @@ select 1 from valid_lease;
 
 -- own: copy_steps
 -- Of a new job.
-insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
-select :id, d.ended_at, d.claims, d.number, d.by_handler, d.name, d.result
-from unnest(:names::text[], :numbers::integer[], :by_handlers::boolean[], :claims::bigint[], :ended_ats::bigint[], :results::text[])
-    as d (name, number, by_handler, claims, ended_at, result);
+insert into holdfast.step (job_id, ended_at, claims, number, is_ordered, name, result)
+select :id, d.ended_at, d.claims, d.number, d.is_ordered, d.name, d.result
+from unnest(:names::text[], :numbers::integer[], :are_ordered::boolean[], :claims::bigint[], :ended_ats::bigint[], :results::text[])
+    as d (name, number, is_ordered, claims, ended_at, result);
 
 -- name: record_step
 -- On the connection of its handler, behind the step that must be there. No other worker takes the job before that ends.
 with step as materialized (
     select cast(g.step ->> 'id' as uuid) as id, cast(g.step ->> 'claims' as bigint) as claims, g.step ->> 'worker' as worker,
-        cast(g.step ->> 'number' as integer) as number, cast(g.step ->> 'by_handler' as boolean) as by_handler,
+        cast(g.step ->> 'number' as integer) as number, cast(g.step ->> 'is_ordered' as boolean) as is_ordered,
         g.step ->> 'name' as name, g.step ->> 'result' as result, g.step ->> 'previous' as previous,
         coalesce(cast(g.step ->> 'at' as bigint), cast(extract(epoch from statement_timestamp()) * 1000000 as bigint)) as at
     from (select cast(cast(? as text) as json) as step) g
@@ -677,8 +677,8 @@ with step as materialized (
     where j.claims = g.claims and j.state + 0 = 2 and j.lease_until + 0 > g.at and j.worker = coalesce(g.worker, j.worker)
     for share of j
 ), recorded_step as (
-    insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
-    select h.id, g.at, h.claims, g.number, g.by_handler, g.name, g.result
+    insert into holdfast.step (job_id, ended_at, claims, number, is_ordered, name, result)
+    select h.id, g.at, h.claims, g.number, g.is_ordered, g.name, g.result
     from valid_lease h cross join step g
     where g.previous is null
         or exists (select from holdfast.step s where s.job_id = h.id and s.name = g.previous)
@@ -694,11 +694,11 @@ delete from holdfast.step
 where job_id = any(:ids::uuid[]) and (number >= :from_step or number = 0 and name = '#children');
 
 -- name: steps
-select name, number, by_handler, claims, ended_at, result from holdfast.step where job_id = :id order by number, name;
+select name, number, is_ordered, claims, ended_at, result from holdfast.step where job_id = :id order by number, name;
 
 -- own: receive_signal
 select has_lease, result, time_left from holdfast.receive_signal(
-    :at, :id, :claims, :worker, :step, :number, :by_handler, :topic, :timeout);
+    :at, :id, :claims, :worker, :step, :number, :is_ordered, :topic, :timeout);
 
 -- own: send_signal
 select is_new, job_id, ready_queue, is_full from holdfast.send_signal(:at, :signal, :topic, :value, :max_signals);

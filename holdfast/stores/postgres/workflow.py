@@ -63,7 +63,7 @@ class PostgresWorkflow:
             claims=[step.lease.claims for step in known],
             workers=[step.worker for step in known],
             numbers=[step.number for step in known],
-            by_handlers=[step.by_handler for step in known],
+            are_ordered=[step.is_ordered for step in known],
             names=[to_text(step.name) for step in known],
             results=[text_or_none(step.result) for step in known],
         )
@@ -78,7 +78,7 @@ class PostgresWorkflow:
             claims=step.lease.claims,
             worker=step.worker,
             number=step.number,
-            by_handler=step.by_handler,
+            is_ordered=step.is_ordered,
             name=to_text(step.name),
             result=text_or_none(step.result),
         )
@@ -87,8 +87,8 @@ class PostgresWorkflow:
     async def read_steps(self, job_id: str) -> list[Step]:
         rows = await self._pool.fetch(self._sql["steps"], id=job_id) if is_id(job_id) else []
         return [
-            Step(from_text(name), number, by_handler, claims, ended_at, None if result is None else from_text(result))
-            for name, number, by_handler, claims, ended_at, result in rows
+            Step(from_text(name), number, is_ordered, claims, ended_at, None if result is None else from_text(result))
+            for name, number, is_ordered, claims, ended_at, result in rows
         ]
 
     # ── signals ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -104,7 +104,7 @@ class PostgresWorkflow:
             worker=step.worker,
             step=to_text(step.name),
             number=step.number,
-            by_handler=step.by_handler,
+            is_ordered=step.is_ordered,
             topic=to_text(wait.topic),
             timeout=span_us(wait.timeout),
         )

@@ -114,7 +114,7 @@ def _steps_text(steps: Sequence[Step]) -> bytes:
     """Name and text of each step, as the scripts write them."""
     found = []
     for step in steps:
-        head = f"{step.number} {int(step.by_handler)} {step.claims} {step.ended_at_us}"
+        head = f"{step.number} {int(step.is_ordered)} {step.claims} {step.ended_at_us}"
         found += [step.name, f"{head}\n" + ("" if step.result is None else f"={step.result}")]
     return _pack(found)
 

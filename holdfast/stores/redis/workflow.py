@@ -62,7 +62,7 @@ class RedisWorkflow:
                     step.worker or "",
                     step.name,
                     step.number,
-                    int(step.by_handler),
+                    int(step.is_ordered),
                     "" if step.result is None else "=" + step.result,
                 )
             ]
@@ -83,7 +83,7 @@ class RedisWorkflow:
             step.worker or "",
             step.name,
             step.number,
-            int(step.by_handler),
+            int(step.is_ordered),
             wait.topic,
             span_us(wait.timeout),
             must_confirm=True,
@@ -200,7 +200,7 @@ _CONDITIONS, _EDGE_STATES = frozenset(Condition), frozenset(DependencyState)
 
 def _step(name: bytes, text: bytes) -> Step:
     head, _, result = text.partition(b"\n")
-    number, by_handler, claims, ended_at_us = map(int, head.split(b" "))
+    number, is_ordered, claims, ended_at_us = map(int, head.split(b" "))
     return Step(
-        decode_text(name), number, bool(by_handler), claims, ended_at_us, decode_text(result[1:]) if result else None
+        decode_text(name), number, bool(is_ordered), claims, ended_at_us, decode_text(result[1:]) if result else None
     )

@@ -76,7 +76,7 @@ class SqliteExternal(LimitedFamily):
         jobs = yield Statement(self._sql["leased_job"], (lease.job_id, lease.claims, step.worker, now_us))
         if not jobs:
             return StepReceipt(has_lease=False)
-        row = (jobs[0][0], step.name, step.number, step.by_handler, lease.claims, now_us, step.result, previous)
+        row = (jobs[0][0], step.name, step.number, step.is_ordered, lease.claims, now_us, step.result, previous)
         recorded = yield Statement(self._sql["record_step"], row)
         return StepReceipt(has_lease=True, is_recorded=bool(recorded))
 

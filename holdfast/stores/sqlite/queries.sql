@@ -355,25 +355,25 @@ where id = ?1 and +claims = ?2 and +state = 2 and +lease_until > ?4 and worker =
 
 -- name: record_step
 -- Only if the step before it, ?8, is there.
-insert into holdfast_step (job_seq, name, number, by_handler, claims, ended_at, result)
+insert into holdfast_step (job_seq, name, number, is_ordered, claims, ended_at, result)
 select ?1, ?2, ?3, ?4, ?5, ?6, ?7
 where ?8 is null or exists (select 1 from holdfast_step where job_seq = ?1 and name = ?8)
 on conflict do nothing
 returning 1;
 
 -- own: insert_step
-insert into holdfast_step (job_seq, name, number, by_handler, claims, ended_at, result)
+insert into holdfast_step (job_seq, name, number, is_ordered, claims, ended_at, result)
 values (?, ?, ?, ?, ?, ?, ?)
 on conflict do update set claims = excluded.claims, ended_at = excluded.ended_at, result = excluded.result
 where excluded.number = 0;
 
 -- own: copy_step
 -- Of a new job.
-insert into holdfast_step (job_seq, name, number, by_handler, claims, ended_at, result)
+insert into holdfast_step (job_seq, name, number, is_ordered, claims, ended_at, result)
 select seq, ?2, ?3, ?4, ?5, ?6, ?7 from holdfast_job where id = ?1;
 
 -- name: steps
-select name, number, by_handler, claims, ended_at, result
+select name, number, is_ordered, claims, ended_at, result
 from holdfast_step where job_seq = (select seq from holdfast_job where id = :id) order by number, name;
 
 -- ── what jobs wait for ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -559,9 +559,9 @@ select until, claims > 0 from holdfast_receiver where seq = ?1 and step = ?2;
 
 -- own: set_receiver
 -- A step that has waited before keeps its place.
-insert into holdfast_receiver (seq, topic, step, number, by_handler, claims, since, until) values (?, ?, ?, ?, ?, ?, ?, ?)
+insert into holdfast_receiver (seq, topic, step, number, is_ordered, claims, since, until) values (?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (seq) do update set topic = excluded.topic, step = excluded.step, number = excluded.number,
-    by_handler = excluded.by_handler, claims = excluded.claims,
+    is_ordered = excluded.is_ordered, claims = excluded.claims,
     since = case when step = excluded.step then since else excluded.since end, until = excluded.until;
 
 -- own: detach_receiver
@@ -575,7 +575,7 @@ delete from holdfast_receiver where seq = ?;
 select job_id from holdfast_signal where id = ?;
 
 -- own: next_receiver
-select r.seq, j.id, r.step, r.number, r.by_handler, r.claims
+select r.seq, j.id, r.step, r.number, r.is_ordered, r.claims
 from holdfast_receiver r cross join holdfast_job j on j.seq = r.seq
 where r.topic = ? and j.claims = r.claims and +j.state in (2, 4) order by r.since, r.seq limit 1;
 

@@ -51,14 +51,14 @@ class SqliteWorkflow(LimitedFamily):
 
     def _insert_steps(self, transaction: Transaction, ended: Sequence[tuple[int, NewStep, str | None]]) -> None:
         rows = [
-            (seq, step.name, step.number, step.by_handler, step.lease.claims, transaction.now_us, result)
+            (seq, step.name, step.number, step.is_ordered, step.lease.claims, transaction.now_us, result)
             for seq, step, result in ended
         ]
         transaction.connection.executemany(self._sql["insert_step"], rows)
 
     async def read_steps(self, job_id: str) -> list[Step]:
         rows = await self._opened().read(lambda reader: reader.execute(self._sql["steps"], {"id": job_id}).fetchall())
-        return [Step(name, number, bool(by_handler), *rest) for name, number, by_handler, *rest in rows]
+        return [Step(name, number, bool(is_ordered), *rest) for name, number, is_ordered, *rest in rows]
 
     # ── signals ───────────────────────────────────────────────────────────────────────────────────────────────
     async def receive_signal(self, wait: SignalWait) -> SignalReceipt:
@@ -76,7 +76,7 @@ class SqliteWorkflow(LimitedFamily):
         before = connection.execute(self._sql["receiver_deadline"], (seq, step.name)).fetchone()
         until_us = now_us + span_us(wait.timeout) if before is None else before[0]
         if signal is None and until_us > now_us:
-            place = (seq, wait.topic, step.name, step.number, step.by_handler, step.lease.claims, now_us, until_us)
+            place = (seq, wait.topic, step.name, step.number, step.is_ordered, step.lease.claims, now_us, until_us)
             connection.execute(self._sql["set_receiver"], place)
             connection.execute(self._sql["close_open_children"], (seq,))
             connection.execute(self._sql["set_waits"], (seq, 1))
@@ -100,8 +100,8 @@ class SqliteWorkflow(LimitedFamily):
         receiver = connection.execute(self._sql["next_receiver"], (topic,)).fetchone()
         job_id = None
         if receiver is not None:
-            seq, job_id, name, number, by_handler, claims = receiver
-            step = NewStep(Lease(job_id, claims), name, number, bool(by_handler))
+            seq, job_id, name, number, is_ordered, claims = receiver
+            step = NewStep(Lease(job_id, claims), name, number, bool(is_ordered))
             self._insert_steps(transaction, [(seq, step, waits.signal_result(signal.value))])
             connection.execute(self._sql["delete_receiver"], (seq,))
             for queue in run_flow(connection, decrement_waits(self._sql, {seq: 1}, transaction.now_us)):

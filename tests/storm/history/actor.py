@@ -233,7 +233,7 @@ class Worker(Actor):
         if not (jobs := [*self._held, *self._former[-3:]]):
             return
         job = self.rng.choice(jobs)
-        step = NewStep(job.lease, self.mark(), self.rng.randrange(1, 1 << 30), by_handler=False)
+        step = NewStep(job.lease, self.mark(), self.rng.randrange(1, 1 << 30), is_ordered=False)
         given = [{"job": job.id, "claims": job.claims, "mark": step.name}]
         saving = self.store.workflow.save_steps([step])
         await self.record("step", given, saving, lambda answers: [{"job": job.id, "accepted": answers[0]}])

@@ -120,7 +120,7 @@ create table holdfast.step (
     ended_at bigint not null,
     claims bigint not null,             -- of the lease under which it ended
     number integer not null,            -- of its call, from 1
-    by_handler boolean not null,          -- called by the handler itself, not by a task that it started
+    is_ordered boolean not null,          -- the code fixes the position of its call: a replay checks it
     name text collate "C" not null,
     result text,                        -- JSON; null for None
     primary key (job_id, name)
@@ -146,7 +146,7 @@ create table holdfast.receiver (
     deadline bigint not null,
     claims bigint not null,             -- of the lease under which it waits
     number integer not null,            -- of the step's call
-    by_handler boolean not null,
+    is_ordered boolean not null,
     is_listed boolean not null,         -- false: it waits no longer; kept for the deadline of the step
     step text collate "C" not null,
     topic text collate "C" not null
@@ -900,7 +900,7 @@ $$;
 
 -- A step of a running job receives a signal, or its job becomes a receiver, as core.waits.SignalReceipt says.
 create function holdfast.receive_signal(
-    at bigint, job uuid, lease bigint, worker_id text, step_name text, step_number integer, called_by_handler boolean, of_topic text,
+    at bigint, job uuid, lease bigint, worker_id text, step_name text, step_number integer, step_is_ordered boolean, of_topic text,
     timeout_us bigint
 ) returns table (has_lease boolean, result text, time_left bigint) language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
@@ -933,8 +933,8 @@ begin
         received := '{"timed_out":true}';
     end if;
     if received is not null then
-        insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
-        values (job, now_us, lease, step_number, called_by_handler, step_name, received);
+        insert into holdfast.step (job_id, ended_at, claims, number, is_ordered, name, result)
+        values (job, now_us, lease, step_number, step_is_ordered, step_name, received);
         delete from holdfast.receiver r where r.job_id = job and r.step = step_name;
         update holdfast.job j set waits = 0 where j.id = job and known.is_listed;
         return query select true, received, null::bigint;
@@ -943,10 +943,10 @@ begin
     update holdfast.dependency d set state = 'met' where d.waiter = job and d.is_child and d.state = 'open';
     update holdfast.job j set waits = 1 where j.id = job;
     return query
-        insert into holdfast.receiver as r (job_id, begun_at, deadline, claims, number, by_handler, is_listed, step, topic)
-        values (job, now_us, now_us + timeout_us, lease, step_number, called_by_handler, true, step_name, of_topic)
+        insert into holdfast.receiver as r (job_id, begun_at, deadline, claims, number, is_ordered, is_listed, step, topic)
+        values (job, now_us, now_us + timeout_us, lease, step_number, step_is_ordered, true, step_name, of_topic)
         on conflict (job_id) do update
-        set claims = lease, number = step_number, by_handler = called_by_handler, is_listed = true, step = step_name, topic = of_topic,
+        set claims = lease, number = step_number, is_ordered = step_is_ordered, is_listed = true, step = step_name, topic = of_topic,
             ordinal = case when r.step = step_name then r.ordinal else excluded.ordinal end,
             begun_at = case when r.step = step_name then r.begun_at else now_us end,
             deadline = case when r.step = step_name then r.deadline else excluded.deadline end
@@ -963,7 +963,7 @@ declare
     now_us bigint;
     listed record;
     receiver uuid;
-    of_step text; of_number integer; of_handler boolean; -- its step
+    of_step text; of_number integer; of_ordered boolean; -- its step
     of_claims bigint; of_state smallint; of_queue text; -- its job
 begin
     perform holdfast.lock_topic(of_topic);
@@ -979,7 +979,7 @@ begin
         select j.claims, j.state, j.queue into of_claims, of_state, of_queue
         from holdfast.job j where j.id = listed.id for no key update;
         -- What it waits for may have changed until its job was locked.
-        select r.job_id, r.step, r.number, r.by_handler into receiver, of_step, of_number, of_handler
+        select r.job_id, r.step, r.number, r.is_ordered into receiver, of_step, of_number, of_ordered
         from holdfast.receiver r
         where r.job_id = listed.id and r.topic = of_topic and r.is_listed and r.claims = of_claims and of_state in (2, 4)
           and not exists (select from holdfast.step s where s.job_id = r.job_id and s.name = r.step);
@@ -999,8 +999,8 @@ begin
         return;
     end if;
     if receiver is not null then
-        insert into holdfast.step (job_id, ended_at, claims, number, by_handler, name, result)
-        values (receiver, now_us, of_claims, of_number, of_handler, of_step, '{"signal":' || signal_value || '}');
+        insert into holdfast.step (job_id, ended_at, claims, number, is_ordered, name, result)
+        values (receiver, now_us, of_claims, of_number, of_ordered, of_step, '{"signal":' || signal_value || '}');
         delete from holdfast.receiver r where r.job_id = receiver;
         update holdfast.job j
         set waits = 0, state = case when j.state = 4 then 1 else j.state end,

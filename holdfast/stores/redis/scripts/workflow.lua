@@ -9,8 +9,8 @@ local function holds_lease(id, claims, worker)
 end
 
 -- Records a step, unless it is there; a value (number 0) replaces an earlier one. `result`: "" or "=" and its text.
-local function record_step(id, claims, name, number, by_handler, result)
-    local head = table.concat({ number, by_handler, claims, NOW }, ' ')
+local function record_step(id, claims, name, number, is_ordered, result)
+    local head = table.concat({ number, is_ordered, claims, NOW }, ' ')
     safe_call(number == '0' and 'HSET' or 'HSETNX', PREFIX .. 'steps:' .. id, name, head .. '\n' .. result)
 end
 
@@ -30,17 +30,17 @@ finish()
 return answers
 
 -- fragment: receivers
--- The receiver of a signal that a job is: `receiver:JOB` with topic, step, number, byHandler, claims, since, until; and
+-- The receiver of a signal that a job is: `receiver:JOB` with topic, step, number, isOrdered, claims, since, until; and
 -- the job in `receivers:TOPIC`, by since. Claims of 0: it waits for something else, and the deadline stays.
 local function receivers_key(topic)
     return PREFIX .. 'receivers:' .. topic
 end
 
 local function receiver_of(id) -- nil for none
-    local topic, step, number, by_handler, claims, since, deadline = unpack(safe_call('HMGET',
-        PREFIX .. 'receiver:' .. id, 'topic', 'step', 'number', 'byHandler', 'claims', 'since', 'until'))
+    local topic, step, number, is_ordered, claims, since, deadline = unpack(safe_call('HMGET',
+        PREFIX .. 'receiver:' .. id, 'topic', 'step', 'number', 'isOrdered', 'claims', 'since', 'until'))
     return topic and step and {
-        topic = topic, step = step, number = number or '0', by_handler = by_handler or '0', claims = claims or '0',
+        topic = topic, step = step, number = number or '0', is_ordered = is_ordered or '0', claims = claims or '0',
         since = to_number(since), deadline = to_number(deadline),
     } or nil
 end
@@ -76,7 +76,7 @@ end
 -- step, 7 its number, 8 "1" if called by the handler, 9 topic, 10 timeout in microseconds. Returns {0} if the lease is lost, {1,
 -- result or nil}, or {2, microseconds until the deadline}.
 allow_when_full()
-local id, claims, step, number, by_handler, topic = ARGV[3], ARGV[4], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local id, claims, step, number, is_ordered, topic = ARGV[3], ARGV[4], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 if not holds_lease(id, claims, ARGV[5]) then
     finish()
     return { 0 }
@@ -110,7 +110,7 @@ elseif deadline <= now then
     result = '={"timed_out":true}'
 end
 if result then
-    record_step(id, claims, step, number, by_handler, result)
+    record_step(id, claims, step, number, is_ordered, result)
     if is_same then
         remove_receiver(id, old)
         if old.claims ~= '0' then
@@ -125,7 +125,7 @@ local since = is_same and old.since or now
 if old and old.topic ~= topic then
     safe_call('ZREM', receivers_key(old.topic), id)
 end
-safe_call('HSET', PREFIX .. 'receiver:' .. id, 'topic', topic, 'step', step, 'number', number, 'byHandler', by_handler,
+safe_call('HSET', PREFIX .. 'receiver:' .. id, 'topic', topic, 'step', step, 'number', number, 'isOrdered', is_ordered,
     'claims', claims, 'since', int(since), 'until', int(deadline))
 safe_call('ZADD', receivers_key(topic), int(since), id)
 call('HSET', JOB .. id, 'waits', 1)
@@ -155,7 +155,7 @@ local function deliver(id)
         return false
     end
     remove_receiver(id, receiver)
-    record_step(id, receiver.claims, receiver.step, receiver.number, receiver.by_handler, signal_result(value))
+    record_step(id, receiver.claims, receiver.step, receiver.number, receiver.is_ordered, signal_result(value))
     call('HSET', JOB .. id, 'waits', 0)
     if state == 'waiting' then
         waits().resume(id, spec, run_at, created)

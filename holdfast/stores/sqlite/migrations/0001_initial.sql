@@ -115,7 +115,7 @@ create table holdfast_step (
     job_seq integer not null references holdfast_job (seq) on delete cascade,
     name text not null,
     number integer not null,            -- of its call, from 1
-    by_handler integer not null,          -- called by the handler itself, not by a task that it started
+    is_ordered integer not null,          -- the code fixes the position of its call: a replay checks it
     claims integer not null,            -- of the lease under which it ended
     ended_at integer not null,
     result text,                        -- JSON; null for None
@@ -138,9 +138,9 @@ create index holdfast_dependency_on on holdfast_dependency (job_id);
 create table holdfast_receiver (        -- jobs that wait for a signal
     seq integer primary key references holdfast_job (seq) on delete cascade,
     topic text not null,
-    step text not null,                 -- whose result the signal is; its number and by_handler as in holdfast_step
+    step text not null,                 -- whose result the signal is; its number and is_ordered as in holdfast_step
     number integer not null,
-    by_handler integer not null,
+    is_ordered integer not null,
     claims integer not null,            -- of the lease under which it waits: under no other it receives one; 0: it waits for something else
     since integer not null,
     until integer not null

@@ -12,13 +12,13 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Something that happened. In log lines its ``name`` is that of its class: ``job_created``."""
+    """Something that happened. In log lines its ``name`` is that of its class, without ``Event``: ``job_created``."""
 
     name: ClassVar[str]
     level: ClassVar[str] = "info"  # the level of its log line
 
     def __init_subclass__(cls) -> None:
-        cls.name = re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
+        cls.name = re.sub(r"\B(?=[A-Z])", "_", cls.__name__.removesuffix("Event")).lower()
 
 
 class TaskEvent(Event, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class LeaseAcquired(TaskEvent, frozen=True, kw_only=True):
 
 
 class LeaseRejected(Event, frozen=True, kw_only=True):
-    """Delivered ids that could not be claimed."""
+    """Ids that a transport delivered and that could not be claimed: no such job was ready, and no lease was refused."""
 
     level: ClassVar[str] = "debug"
     count: int
@@ -76,7 +76,7 @@ class JobSucceeded(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     trace_id: str | None = None
 
 
-class JobFailed(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
+class JobFailedEvent(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt failed and will be retried."""
 
     level: ClassVar[str] = "warning"
@@ -100,7 +100,7 @@ class JobDead(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     trace_id: str | None = None
 
 
-class JobCancelled(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
+class JobCancelledEvent(TaskEvent, frozen=True, kw_only=True, omit_defaults=True):
     """A running job has stopped because an operator asked."""
 
     attempt: int
@@ -171,7 +171,7 @@ class JobUnstartable(TaskEvent, frozen=True, kw_only=True):
     error: str
 
 
-class LeaseLost(TaskEvent, frozen=True, kw_only=True):
+class LeaseLostEvent(TaskEvent, frozen=True, kw_only=True):
     """A worker lost the lease of a job that it ran: its outcome is not written, and another worker may have the job."""
 
     level: ClassVar[str] = "warning"

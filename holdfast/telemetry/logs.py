@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from msgspec.structs import replace
 
-from holdfast.core.events import KINDS, Event, Events, JobDead, JobFailed, JobUnstartable, PayloadUnfit
+from holdfast.core.events import KINDS, Event, Events, JobDead, JobFailedEvent, JobUnstartable, PayloadUnfit
 from holdfast.core.redaction import REDACTED
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.log_output import (
@@ -37,7 +37,7 @@ from holdfast.telemetry.log_output import (
 from holdfast.telemetry.trace_context import job_fields
 
 _STANDARD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
-_ERRORS_OF_JOBS = (JobFailed, JobDead, JobUnstartable, PayloadUnfit)
+_ERRORS_OF_JOBS = (JobFailedEvent, JobDead, JobUnstartable, PayloadUnfit)
 _BOUND = "structlog_fields"
 """Attribute of a record with the values bound to its structlog logger."""
 _LOGGER = logging.getLogger("holdfast")

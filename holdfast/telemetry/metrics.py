@@ -21,9 +21,9 @@ from holdfast.core.events import (
     JobDead,
     JobDeferred,
     JobExpired,
-    JobFailed,
+    JobFailedEvent,
     JobSuspended,
-    LeaseLost,
+    LeaseLostEvent,
     ScheduleFired,
     Subscriber,
     SweepComplete,
@@ -67,7 +67,7 @@ class Metrics:
             JobsClaimed: self._claimed,
             MalformedReceived: self._count_malformed,
             SettlementsWritten: self._settled,
-            JobFailed: self._failed,
+            JobFailedEvent: self._failed,
             JobDead: self._dead,
             JobDeferred: self._deferred,
             JobSuspended: self._suspended,
@@ -75,7 +75,7 @@ class Metrics:
             JobExpired: self._expired,
             FaultInjected: self._count_faults,
             ScheduleFired: self._count_ticks,
-            LeaseLost: self._lost,
+            LeaseLostEvent: self._lost,
             SweepComplete: self._swept,
             LoopDelayMeasured: self._observe_loop_delay,
             StoreAnswered: self._answered,
@@ -149,7 +149,7 @@ class Metrics:
                 self._histograms["job_duration_seconds"].add_many(seconds, shown, "succeeded")
 
     def _failed(self, event: Event) -> None:
-        assert isinstance(event, JobFailed)  # noqa: S101 - subscribed to nothing else
+        assert isinstance(event, JobFailedEvent)  # noqa: S101 - subscribed to nothing else
         self._unsuccessful("failed", event.task, event.seconds)
 
     def _dead(self, event: Event) -> None:

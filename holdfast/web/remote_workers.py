@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.core.errors import HoldfastError
-from holdfast.core.events import Event, JobDead, JobFailed, JobSucceeded
+from holdfast.core.events import Event, JobDead, JobFailedEvent, JobSucceeded
 from holdfast.core.lifecycle import Failed, Outcome, Released, decide
 from holdfast.core.metric_events import SettlementsWritten
 from holdfast.core.models import Job, JobState, Lease, Settled, Settlement
@@ -24,7 +24,7 @@ from holdfast.worker.reporting import dead_list_of, emit_lease_lost, emit_succes
 from holdfast.worker.sweeper import Sweeper
 
 _MAX_KNOWN = 10_000  # workers kept in memory
-_TIMED: tuple[type[Event], ...] = (SettlementsWritten, JobDead, JobFailed, JobSucceeded)
+_TIMED: tuple[type[Event], ...] = (SettlementsWritten, JobDead, JobFailedEvent, JobSucceeded)
 """Events with an attempt's duration: the store's time is read only for subscribers."""
 _LOCKED = (0.05, 0.1, 0.2, 0.4)  # seconds between looks at jobs locked by another transaction
 

@@ -250,7 +250,7 @@ class WorkerState:
         emit_success(self.events, leased.job, leased.seconds)
 
     def report_lost_job(self, leased: LeasedJob) -> None:
-        """Emits ``LeaseLost`` for a job whose lease was lost while it ran, and abandons it."""
+        """Emits ``LeaseLostEvent`` for a job whose lease was lost while it ran, and abandons it."""
         emit_lease_lost(self.events, leased.job, self.worker_id)
         self.abandon_job(leased)
 

@@ -11,17 +11,17 @@ from msgspec.structs import replace
 from holdfast.core.dependencies import NEVER_US
 from holdfast.core.events import (
     Events,
-    JobCancelled,
+    JobCancelledEvent,
     JobDead,
     JobDeferred,
     JobExpired,
-    JobFailed,
+    JobFailedEvent,
     JobReleased,
     JobSucceeded,
     JobSuspended,
     JobUnstartable,
     LeaseAcquired,
-    LeaseLost,
+    LeaseLostEvent,
     LeaseRejected,
 )
 from holdfast.core.lifecycle import DEFERRALS
@@ -85,20 +85,20 @@ def emit_success(events: Events, job: Job, seconds: float) -> None:
 
 
 def emit_lease_lost(events: Events, job: Job, worker_id: str) -> None:
-    """Emits ``LeaseLost``: the job was running here, and its lease is no longer this worker's."""
-    events.emit(LeaseLost(job_id=job.id, task=job.task, worker_id=worker_id))
+    """Emits ``LeaseLostEvent``: the job was running here, and its lease is no longer this worker's."""
+    events.emit(LeaseLostEvent(job_id=job.id, task=job.task, worker_id=worker_id))
 
 
 def emit_unsuccessful(
     events: Events, job: Job, settlement: Settlement, answer: Settled, *, seconds: float, dead_list: str | None
 ) -> None:
     """Emits the event of an accepted settlement other than a success."""
-    reason, error = str(settlement.reason or ""), settlement.error or ""
+    reason, error, trace_id = str(settlement.reason or ""), settlement.error or "", trace_id_of(job)
     match answer.state:
         case JobState.FAILED:
             retry_at = None if answer.run_at_us is None else to_datetime(answer.run_at_us)
             events.emit(
-                JobFailed(
+                JobFailedEvent(
                     job_id=job.id,
                     task=job.task,
                     attempt=job.attempts,
@@ -106,7 +106,7 @@ def emit_unsuccessful(
                     error=error,
                     retry_at=retry_at,
                     seconds=round(seconds, 6),
-                    trace_id=trace_id_of(job),
+                    trace_id=trace_id,
                 )
             )
         case JobState.DEAD:
@@ -119,17 +119,15 @@ def emit_unsuccessful(
                     error=error,
                     seconds=round(seconds, 6),
                     dlq_key=dead_list,
-                    trace_id=trace_id_of(job),
+                    trace_id=trace_id,
                 )
             )
         case JobState.CANCELLED:
-            events.emit(JobCancelled(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id_of(job)))
+            events.emit(JobCancelledEvent(job_id=job.id, task=job.task, attempt=job.attempts, trace_id=trace_id))
         case JobState.WAITING:
             has_deadline = answer.run_at_us is not None and answer.run_at_us < NEVER_US
             until = to_datetime(answer.run_at_us or 0) if has_deadline else None
-            events.emit(
-                JobSuspended(job_id=job.id, task=job.task, reason=reason, until=until, trace_id=trace_id_of(job))
-            )
+            events.emit(JobSuspended(job_id=job.id, task=job.task, reason=reason, until=until, trace_id=trace_id))
         case JobState.SCHEDULED if settlement.reason in DEFERRALS:
             retry_at = None if answer.run_at_us is None else to_datetime(answer.run_at_us)
             events.emit(JobDeferred(job_id=job.id, task=job.task, reason=reason, retry_at=retry_at))

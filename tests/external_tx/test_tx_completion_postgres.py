@@ -16,7 +16,7 @@ import pytest
 
 from holdfast import Context, JobHandle, JobState, Retry
 from holdfast.core.errors import Conflict, JobFailed
-from holdfast.core.events import LeaseLost
+from holdfast.core.events import LeaseLostEvent
 from holdfast.core.models import Lease, Settlement, TxOutcome
 from holdfast.core.portal import drive_coroutine
 from holdfast.stores.base import ClaimRequest
@@ -481,4 +481,4 @@ def test_a_commit_that_is_not_answered(place: Place, heard: bool, attempts: int)
 
     assert outcome(place, handle) == (JobState.SUCCEEDED, attempts, 1)
     assert events.names(handle.id).count("job_succeeded") == 1
-    assert events.of(LeaseLost) == []
+    assert events.of(LeaseLostEvent) == []

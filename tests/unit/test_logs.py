@@ -30,7 +30,7 @@ from holdfast.core.events import (
     HandlerStart,
     JobCreated,
     JobDead,
-    JobFailed,
+    JobFailedEvent,
     JobSucceeded,
     JobUnstartable,
     LoopBlocked,
@@ -212,7 +212,7 @@ def test_passwords_are_hidden(event: Event, log_format: str) -> None:
 
 
 @pytest.mark.parametrize("redacted", [["error"], ["payload.card"], ["lines"]], ids=str)
-@pytest.mark.parametrize("kind", [JobFailed, JobDead, JobUnstartable, PayloadUnfit], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [JobFailedEvent, JobDead, JobUnstartable, PayloadUnfit], ids=lambda kind: kind.name)
 def test_no_error_of_a_job_is_written_where_anything_is_redacted(kind: type[Event], redacted: list[str]) -> None:
     (line,) = _written(replace(_sample(kind), error="ValueError: card 4111-1111"), redacted=redacted)
     assert json.loads(line)["error"] == "[redacted]"
@@ -382,7 +382,7 @@ def test_urgent_line_is_flushed_with_the_lines_before_it(monkeypatch: pytest.Mon
 def test_an_event_that_matters_is_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
     urgencies: list[bool] = []
     monkeypatch.setattr(LineWriter, "write", lambda _writer, _line, *, urgent: urgencies.append(urgent))
-    failed = _sample(JobFailed)
+    failed = _sample(JobFailedEvent)
     _written(CREATED, failed, _sample(HandlerStart), job_log_level="WARNING")
     assert urgencies == [False, True, False]
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from holdfast.core.events import Event, Events, JobDead, JobFailed, LeaseLost, ScheduleFired, SweepComplete
+from holdfast.core.events import Event, Events, JobDead, JobFailedEvent, LeaseLostEvent, ScheduleFired, SweepComplete
 from holdfast.core.metric_events import JobsClaimed, JobsSubmitted, RequestAnswered, SettlementsWritten, StoreAnswered
 from holdfast.telemetry.metric_types import OTHER, expose_metrics, wants_json
 from holdfast.telemetry.metrics import Metrics
@@ -24,10 +24,10 @@ HEARD = (
     JobsSubmitted(created={"mail": 3, "sms": 1}, deduplicated={"mail": 2}),
     JobsClaimed(retried=2, refused=4, queue_wait={"default": [0.002, 3.0], "slow": [0.2]}),
     SettlementsWritten(size=5, succeeded={"mail": [0.02, 0.4]}),
-    failed(JobFailed, "mail", 1.5, retry_at=None),
+    failed(JobFailedEvent, "mail", 1.5, retry_at=None),
     failed(JobDead, "mail", 0.5),
     failed(JobDead, "mail", 0.0),  # its worker was gone: it was never seen to end
-    LeaseLost(job_id="1", task="mail", worker_id="w"),
+    LeaseLostEvent(job_id="1", task="mail", worker_id="w"),
     ScheduleFired(
         schedule="nightly",
         task="mail",

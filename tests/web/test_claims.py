@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from holdfast.core.clock import ManualClock
-from holdfast.core.events import JobCancelled, JobDead, JobFailed, JobReleased, JobSucceeded, LeaseAcquired, LeaseLost
+from holdfast.core.events import (
+    JobCancelledEvent,
+    JobDead,
+    JobFailedEvent,
+    JobReleased,
+    JobSucceeded,
+    LeaseAcquired,
+    LeaseLostEvent,
+)
 from holdfast.core.lifecycle import Lost, decide
 from holdfast.core.models import JobState
 from holdfast.core.retry import Retry
@@ -287,8 +295,8 @@ def test_to_settle_twice_is_harmless_and_says_so(api: Api, worker: Worker) -> No
 
 
 def test_a_lease_that_ran_out_is_lost(api: Api, worker: Worker, clock: ManualClock) -> None:
-    lost: list[LeaseLost] = []
-    api.app.events.subscribe(lost.append, LeaseLost)
+    lost: list[LeaseLostEvent] = []
+    api.app.events.subscribe(lost.append, LeaseLostEvent)
     api.submit()
     job = worker.one()
     clock.advance(31)
@@ -401,7 +409,7 @@ def test_log_lines_are_kept_with_the_job(api: Api, worker: Worker) -> None:
 # ── what is sent ──────────────────────────────────────────────────────────────────────────────────────────────────
 def test_events_equal_those_of_a_python_worker(api: Api, worker: Worker) -> None:
     job_now: list[tuple[str, str]] = []
-    kinds = (LeaseAcquired, JobSucceeded, JobFailed, JobDead, JobCancelled, JobReleased, LeaseLost)
+    kinds = (LeaseAcquired, JobSucceeded, JobFailedEvent, JobDead, JobCancelledEvent, JobReleased, LeaseLostEvent)
     api.app.events.subscribe(lambda event: job_now.append((event.name, event.job_id)), *kinds)
     settled = (
         ("succeeded", {}, "job_succeeded"),

@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from holdfast import Conflict, Context, Holdfast, JobCancelled, Retry
-from holdfast.core.events import JobCancelled as Stopped
+from holdfast.core.events import JobCancelledEvent
 from holdfast.stores.base import ClaimRequest
 from tests.worker.support import Recorder, forever, harness
 
@@ -152,7 +152,7 @@ async def test_cancelling_what_runs(app: Holdfast) -> None:
         assert cancelled.state == "cancelled"
         await harnessed.run_until_idle()
     assert seen == ["cancelled True"]
-    assert [event.job_id for event in events.of(Stopped)] == [job.id]
+    assert [event.job_id for event in events.of(JobCancelledEvent)] == [job.id]
 
 
 async def test_cancelling_what_was_claimed_and_has_not_started(app: Holdfast) -> None:

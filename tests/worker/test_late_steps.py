@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Holdfast, JobFilter, JobState, LeaseLost, Retry
-from holdfast.core.events import JobFailed, JobReleased, JobUnstartable
+from holdfast.core.events import JobFailedEvent, JobReleased, JobUnstartable
 from tests.worker.stepping import Ledger, steps_of
 from tests.worker.support import Recorder, forever, harness
 
@@ -66,7 +66,7 @@ async def test_process_that_stood_still_past_its_lease_runs_no_step(app: Holdfas
         job = await handle.job()
     assert ledger.done == ["reserve 1", "charge 2"]
     assert (job.state, job.attempts, job.claims) == (JobState.SUCCEEDED, 2, 2)
-    assert len(events.of(JobFailed)) == 1
+    assert len(events.of(JobFailedEvent)) == 1
     assert events.of(JobReleased, JobUnstartable) == []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Holdfast, Retry
-from holdfast.core.events import JobDead, JobFailed, LeaseLost, StoreTrouble, SweepComplete
+from holdfast.core.events import JobDead, JobFailedEvent, LeaseLostEvent, StoreTrouble, SweepComplete
 from holdfast.core.ids import new_id
 from holdfast.core.metric_events import StoreAnswered
 from holdfast.core.models import Claim, JobFilter, JobState
@@ -51,7 +51,7 @@ async def test_lost_lease_cancels_the_handler_and_refuses_its_writes(app: Holdfa
         done = await job.job()
     assert (done.state, done.attempts, done.claims, done.worker) == ("succeeded", 2, 2, second.worker.id)
     assert events.names(job.id).count("job_succeeded") == 1
-    (lost,) = events.of(LeaseLost)
+    (lost,) = events.of(LeaseLostEvent)
     assert (lost.job_id, lost.worker_id) == (job.id, first.worker.id)
 
 
@@ -77,7 +77,7 @@ async def test_attempt_that_ends_after_its_worker_gave_it_up_is_settled_once(app
         await harnessed.advance(30)
         await first.running
     assert events.names(job.id).count("job_released") == 1
-    assert not events.of(LeaseLost)
+    assert not events.of(LeaseLostEvent)
     assert first.worker.shared.in_flight["default"] == 0
 
 
@@ -100,7 +100,7 @@ async def test_a_settlement_that_comes_too_late_changes_nothing(app: Holdfast) -
         first.thaw()
         await harnessed.run_until_idle()
         assert await job.result(timeout=0) == 2
-    (lost,) = events.of(LeaseLost)
+    (lost,) = events.of(LeaseLostEvent)
     assert (lost.job_id, lost.worker_id) == (job.id, first.worker.id)
 
 
@@ -125,7 +125,7 @@ async def test_jobs_of_a_claim_answered_late_are_released(app: Holdfast, monkeyp
         await harnessed.run_until_idle()
         ended = [await job.job() for job in jobs]
     assert [(job.attempts, job.claims) for job in ended] == [(1, 2)] * 3
-    assert not events.of(LeaseLost)
+    assert not events.of(LeaseLostEvent)
 
 
 async def test_buffered_jobs_of_a_blocked_loop_are_released(app: Holdfast) -> None:
@@ -140,7 +140,7 @@ async def test_buffered_jobs_of_a_blocked_loop_are_released(app: Holdfast) -> No
         await harnessed.run_until_idle()
         ended = [await job.job() for job in jobs]
     assert sorted((job.attempts, job.claims) for job in ended) == [(1, 1), (1, 2)]
-    assert not events.of(LeaseLost)
+    assert not events.of(LeaseLostEvent)
 
 
 async def test_job_of_a_dead_worker_runs_elsewhere_in_time(app: Holdfast) -> None:
@@ -164,7 +164,7 @@ async def test_job_of_a_dead_worker_runs_elsewhere_in_time(app: Holdfast) -> Non
         recovered = [event.recovered for event in events.of(SweepComplete) if event.recovered]
     assert 30 <= gap <= 30 + 5 * 1.2
     assert recovered == [1]
-    (failed,) = events.of(JobFailed)
+    (failed,) = events.of(JobFailedEvent)
     assert (failed.reason, failed.error) == ("crashed", f"{lost.error}; ready for its next attempt")
     assert first.worker.id in failed.error
 
@@ -195,7 +195,7 @@ async def test_job_of_a_dead_worker_is_found_in_time_while_very_much_is_pruned(
         first.freeze()
         for _ in range(36 * 2):
             await harnessed.advance(0.5)
-        assert [event.job_id for event in events.of(JobFailed)] == [handle.id]
+        assert [event.job_id for event in events.of(JobFailedEvent)] == [handle.id]
         assert len(pruned) > 15, "each takes half a second, and half a second of pause: sweeps go on with the rest"
 
 

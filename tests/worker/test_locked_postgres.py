@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from holdfast import Holdfast, JobState
-from holdfast.core.events import Event, JobSucceeded, LeaseLost, StoreTrouble
+from holdfast.core.events import Event, JobSucceeded, LeaseLostEvent, StoreTrouble
 from holdfast.core.metric_events import SettlementsWritten
 from holdfast.worker.worker import Worker
 from tests.worker.support import Recorder, forever, harness
@@ -56,7 +56,7 @@ async def test_locked_job_is_settled_when_free_and_others_at_once(app: Holdfast,
         worker.stop()
         await serving
     assert {event.job_id for event in events.of(JobSucceeded)} == {job.id for job in [*jobs, later]}
-    assert events.of(LeaseLost) == []
+    assert events.of(LeaseLostEvent) == []
     assert sum(batches) == 6  # of its tries while it was locked none is counted
 
 
@@ -108,7 +108,7 @@ async def test_job_whose_row_stays_locked_is_interrupted_before_its_lease_ends(a
             await harnessed.advance(30)
         assert ended == ["locked"]
         assert {(await job.job()).worker for job in (briefly, free)} == {worker.worker.id}
-    assert [event.job_id for event in events.of(LeaseLost)] == [locked.id]
+    assert [event.job_id for event in events.of(LeaseLostEvent)] == [locked.id]
 
 
 async def test_schedule_whose_unique_key_is_locked_holds_up_no_other(app: Holdfast, home: str) -> None:

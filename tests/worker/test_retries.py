@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Dead, Holdfast, JobFailed, Retry, RetryAfter, Snooze
-from holdfast.core.events import JobDead, JobReleased, TaskUnknown
-from holdfast.core.events import JobFailed as AttemptFailed
+from holdfast.core.events import JobDead, JobFailedEvent, JobReleased, TaskUnknown
 from holdfast.core.models import JobFilter, to_datetime
 from holdfast.testing import NotIdle
 from tests.worker.support import Recorder, gaps, harness
@@ -108,7 +107,7 @@ async def test_a_snooze_gives_the_attempt_back(app: Holdfast) -> None:
     assert gaps(runs) == [90, 90, 90]
     assert (done.state, done.attempts, done.claims) == ("succeeded", 1, 4)
     assert [event.reason for event in events.of(JobReleased)] == ["snoozed"] * 3
-    assert events.of(AttemptFailed, JobDead) == []
+    assert events.of(JobFailedEvent, JobDead) == []
 
 
 async def test_dead_ends_it_at_once(app: Holdfast) -> None:

@@ -14,7 +14,7 @@ from holdfast import Holdfast, Job, JobFilter, JobState, Retry
 from holdfast.core.events import (
     Event,
     HandlerStart,
-    JobFailed,
+    JobFailedEvent,
     JobSucceeded,
     LeaseAcquired,
     LoopBlocked,
@@ -53,7 +53,7 @@ async def test_the_events_of_a_job_s_life(app: Holdfast) -> None:
         "handler_start",
         "job_succeeded",
     ]
-    (failed,), (succeeded,) = events.of(JobFailed), events.of(JobSucceeded)
+    (failed,), (succeeded,) = events.of(JobFailedEvent), events.of(JobSucceeded)
     assert (failed.task, failed.attempt, failed.reason, failed.error) == ("flaky", 1, "error", "ValueError: first")
     assert (failed.retry_at - began).total_seconds() == 60
     assert (succeeded.attempt, succeeded.seconds) == (2, 2.0)

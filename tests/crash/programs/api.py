@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.core.events import ApiStarted, Event, JobSucceeded, LeaseLost
+from holdfast.core.events import ApiStarted, Event, JobSucceeded, LeaseLostEvent
 from holdfast.telemetry.logs import configure_logs
 from holdfast.web.server import serve
 from tests.crash.ledger import append
 from tests.crash.programs.tasks import LEDGER, app
 
-KINDS: dict[type[Event], str] = {ApiStarted: "serving", JobSucceeded: "accepted", LeaseLost: "refused"}
+KINDS: dict[type[Event], str] = {ApiStarted: "serving", JobSucceeded: "accepted", LeaseLostEvent: "refused"}
 
 
 def record(event: Event) -> None:

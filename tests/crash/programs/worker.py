@@ -13,7 +13,7 @@ from holdfast.core.events import (
     JobDead,
     JobReleased,
     JobSucceeded,
-    LeaseLost,
+    LeaseLostEvent,
     StoreTrouble,
     WorkerStarted,
     WorkerStopping,
@@ -25,7 +25,7 @@ from tests.crash.programs.tasks import LEDGER, app
 
 KINDS: dict[type[Event], str] = {
     JobSucceeded: "accepted",
-    LeaseLost: "refused",
+    LeaseLostEvent: "refused",
     JobReleased: "released",
     JobDead: "dead",
     StoreTrouble: "trouble",

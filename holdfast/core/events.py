@@ -52,7 +52,7 @@ class LeaseAcquired(TaskEvent, frozen=True, kw_only=True):
 
 
 class LeaseRejected(Event, frozen=True, kw_only=True):
-    """Ids that a transport delivered and that could not be claimed: no such job was ready, and no lease was refused."""
+    """Delivered ids of no ready job, which no claim took. No lease is involved: the log line has that fixed name."""
 
     level: ClassVar[str] = "debug"
     count: int

@@ -43,7 +43,7 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the application; None: it does not say."""
     memory: int | None = None
     """Resident bytes of the process; None: it does not say."""
-    adds: bool = False
+    has_deltas: bool = False
     """True: ``succeeded`` and ``failed`` are added to what is stored, again where an answer was lost. Not kept."""
     interval: timedelta | None = None
     """Time to its next heartbeat; None: it does not say. Not kept."""
@@ -55,7 +55,7 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     def to_row(self) -> dict[str, Any]:
         """Returns the fields that a store keeps."""
         fields = msgspec.structs.asdict(self)
-        del fields["interval"], fields["adds"]
+        del fields["interval"], fields["has_deltas"]
         return fields
 
 

@@ -203,7 +203,7 @@ def heartbeat_of(call: RequestContext, given: WorkerStatus, queues: str | None =
         running=given.running,
         succeeded=given.succeeded or 0,
         failed=given.failed or 0,
-        adds=given.succeeded is None and given.failed is None,
+        has_deltas=given.succeeded is None and given.failed is None,
         version=given.version,
         memory=given.memory,
     )

@@ -81,7 +81,7 @@ class RemoteWorkers:
         other processes have counted."""
         known = self.get_worker(heartbeat.worker)
         succeeded, failed, known.succeeded, known.failed = known.succeeded, known.failed, 0, 0
-        if heartbeat.adds:
+        if heartbeat.has_deltas:
             heartbeat = msgspec.structs.replace(heartbeat, succeeded=succeeded, failed=failed)
         try:
             return await self._send(heartbeat, leases, lease_for)
@@ -93,9 +93,9 @@ class RemoteWorkers:
     async def renew_heartbeat(self, heartbeat: WorkerHeartbeat, lease_for: timedelta) -> HeartbeatReply:
         """Keeps a worker listed whose claim waits. What it has reported since that ``heartbeat`` stays as it is."""
         latest = self.get_worker(heartbeat.worker).reported or heartbeat
-        if latest.adds:
+        if latest.has_deltas:
             return await self.heartbeat(latest, [], lease_for)
-        return await self._send(msgspec.structs.replace(latest, succeeded=0, failed=0, adds=True), [], lease_for)
+        return await self._send(msgspec.structs.replace(latest, succeeded=0, failed=0, has_deltas=True), [], lease_for)
 
     async def _send(self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta) -> HeartbeatReply:
         store = await self.app.open_store()

@@ -247,7 +247,7 @@ async def test_busy_worker_finds_a_queue_that_it_does_not_know(
     """A claim of all queues reads the queue names if the cached list is empty."""
     monkeypatch.setattr(queueing, "_REFRESH", 60.0)
     monkeypatch.setattr(queueing, "_UNNOTIFIED_REFRESH", 60.0)
-    monkeypatch.setattr(ListenerLock, "is_busy", True)
+    monkeypatch.setattr(ListenerLock, "is_polling", True)
     assert await take_ids(store, capacity={EVERY_QUEUE: 9}) == []
     (job_id,) = await put(await opener(), new_job())
     assert await take_ids(store, capacity={EVERY_QUEUE: 9}) == [job_id]

@@ -229,8 +229,8 @@ async def test_worker_is_lost_after_three_heartbeats_and_its_leases_stay(store: 
 
 async def test_counts_replace_what_is_stored_or_are_added_to_it(store: Store) -> None:
     found = []
-    for succeeded, failed, adds in ((3, 1, True), (2, 0, True), (9, 4, False), (0, 0, True)):
-        reported = heartbeat(succeeded=succeeded, failed=failed, adds=adds)
+    for succeeded, failed, has_deltas in ((3, 1, True), (2, 0, True), (9, 4, False), (0, 0, True)):
+        reported = heartbeat(succeeded=succeeded, failed=failed, has_deltas=has_deltas)
         await store.queueing.heartbeat(reported, [], lease_for=LEASE)
         (worker,) = await store.query.workers()
         found.append((worker.heartbeat.succeeded, worker.heartbeat.failed))

@@ -40,7 +40,7 @@ LINES |= {"levels": ["info"] * BATCH, "texts": ["said"] * BATCH, "fields": [None
 STEPS: dict[str, Any] = {"workers": [None] * BATCH, "numbers": [1] * BATCH, "are_ordered": [True] * BATCH}
 STEP: dict[str, Any] = {"number": 1, "is_ordered": True, "name": "charge", "result": None}
 STEPS |= {"names": ["charge"] * BATCH, "results": [None] * BATCH}
-HISTORY = {"mark": NOW - BATCH, "until": NOW, "lag": 0}
+HISTORY = {"counted_until": NOW - BATCH, "until": NOW, "lag": 0}
 ANY_QUEUE = {"any_queue": True, "promote": True}
 FEED = {"low": 0, "at": 0, "job": NO_JOB, "claims": 0, "seen": "3:3:", "shown": f"{1 << 31}:{1 << 31}:", "top": 1 << 31}
 """Everything there is, for who has seen nothing."""

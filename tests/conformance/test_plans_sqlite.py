@@ -236,7 +236,7 @@ PARAMETERS: dict[str, object] = {
     "before": NOW,
     "limit": 50,
     "until": NOW,
-    "mark": NOW - 50,
+    "counted_until": NOW - 50,
     "length": 60_000_000,
     "least": 1,
     **dict.fromkeys(("max_count", "fill_time", "max_tier"), 1),

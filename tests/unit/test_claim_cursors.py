@@ -111,11 +111,11 @@ def test_a_single_slow_look_makes_nothing_expensive(cursors: Cursors, clock: Clo
 
 def test_job_made_ready_in_front_is_found_at_once(cursors: Cursors, clock: Clock) -> None:
     claimed(cursors, clock, at(500))
-    cursors.note_ready_jobs("q", END._replace(rank=0))  # behind all of its priority
-    cursors.note_ready_jobs("q", END)
-    cursors.note_ready_jobs("another", START)
+    cursors.note_own_ready_jobs("q", END._replace(rank=0))  # behind all of its priority
+    cursors.note_own_ready_jobs("q", END)
+    cursors.note_own_ready_jobs("another", START)
     assert cursors.start_position("q") == at(500)
-    cursors.note_ready_jobs("q", END._replace(rank=-1))
+    cursors.note_own_ready_jobs("q", END._replace(rank=-1))
     assert cursors.start_position("q") == START
 
 
@@ -123,8 +123,8 @@ def test_expensive_scans_are_limited_to_a_tenth_of_time(cursors: Cursors, clock:
     for _ in range(3):
         began = clock.now
         claimed(cursors, clock, at(500), seconds=DEAR)
-        cursors.note_ready_jobs("q", START)
-        cursors.note_new_jobs("q")
+        cursors.note_own_ready_jobs("q", START)
+        cursors.note_ready_jobs_elsewhere("q")
         clock.now = began + 5 * DEAR
         assert cursors.start_position("q") == (
             START if _ < 2 else at(500)
@@ -137,9 +137,9 @@ def test_expensive_scans_are_limited_to_a_tenth_of_time(cursors: Cursors, clock:
 def test_news_of_others_hastens_the_next_look(cursors: Cursors, clock: Clock, queue: str | None) -> None:
     began = clock.now
     claimed(cursors, clock, at(500), number=10_000)  # at no cost beyond taking them
-    cursors.note_new_jobs("another")
+    cursors.note_ready_jobs_elsewhere("another")
     assert cursors.start_position("q") == at(500)
-    cursors.note_new_jobs(queue)
+    cursors.note_ready_jobs_elsewhere(queue)
     assert (cursors.start_position("q"), clock.now < began + INTERVAL) == (START, True)
 
 
@@ -147,7 +147,7 @@ def test_news_during_claims_is_not_forgotten_when_they_end(cursors: Cursors, clo
     """Each claim that was under way at a notification would otherwise put the scan from the start off, for ever."""
     claimed(cursors, clock, at(500))
     under_way = ScanResult(cursors.start_position("q"), at(1000), MANY, True, clock.now, CHEAP)
-    cursors.note_ready_jobs("q", START)
+    cursors.note_own_ready_jobs("q", START)
     cursors.note_scan("q", under_way)
     assert cursors.start_position("q") == START
 
@@ -216,9 +216,9 @@ class World:
             insort(self.ready, place)
             self.since[place] = self.clock.now
         if self.rng.random() < 0.3:
-            self.rng.choice(self.workers).note_ready_jobs("q", self.rng.choice([START, END, at(0, rank=-5)]))
+            self.rng.choice(self.workers).note_own_ready_jobs("q", self.rng.choice([START, END, at(0, rank=-5)]))
         if self.rng.random() < 0.3:
-            self.rng.choice(self.workers).note_new_jobs("q")
+            self.rng.choice(self.workers).note_ready_jobs_elsewhere("q")
 
     def claim(self, cursors: Cursors) -> tuple[Cursors, ScanResult]:
         wanted = self.rng.choice(self.sizes)

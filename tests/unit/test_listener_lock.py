@@ -150,14 +150,14 @@ def test_waits_cut_short_do_not_end_the_claims_earlier(time: _Time) -> None:
     assert run_attached(use, time) == ["lock_shared"]
 
 
-@pytest.mark.parametrize(("rate", "is_busy"), [(100, False), (150, False), (300, True), (1000, True)])
-def test_process_that_finds_jobs_all_the_time_polls(time: _Time, rate: int, *, is_busy: bool) -> None:
+@pytest.mark.parametrize(("rate", "is_polling"), [(100, False), (150, False), (300, True), (1000, True)])
+def test_process_that_finds_jobs_all_the_time_polls(time: _Time, rate: int, *, is_polling: bool) -> None:
     async def use(lock: ListenerLock) -> None:
         work(lock, time, rate=rate, seconds=1)
         await lock.adjust_lock()
-        assert (wait(lock) == CLAIM_INTERVAL) == is_busy
+        assert (wait(lock) == CLAIM_INTERVAL) == is_polling
 
-    assert run_attached(use, time) == (["lock_shared", "unlock_shared"] if is_busy else ["lock_shared"])
+    assert run_attached(use, time) == (["lock_shared", "unlock_shared"] if is_polling else ["lock_shared"])
 
 
 def test_process_takes_the_lock_again_when_claims_find_less(time: _Time) -> None:

@@ -16,8 +16,7 @@ from holdfast.stores.postgres.encoding import NumberedStatement, claimed_job, to
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import PostgresPool, Rows
 
-ALL_DUE = -1
-"""``due_after`` of a claim that skips no due jobs."""
+SKIP_NO_DUE = -1  # ``skip_due_until`` of a claim that skips no due jobs
 
 
 class PostgresClaimBuilder:
@@ -34,7 +33,7 @@ class PostgresClaimBuilder:
         self.limited_first = False
         self.began_limited = False  # the first of the jobs is under limits
         self.promote = request.promote
-        self.due_after = ALL_DUE
+        self.skip_due_until = SKIP_NO_DUE
         self.claimed_at = 0  # the instant of the latest statement
         self.jobs: list[Job] = []
         self.expired: tuple[ExpiredJob, ...] = ()
@@ -43,7 +42,7 @@ class PostgresClaimBuilder:
         self.quarantined = self.stopped_at_last_attempt = False
         self.has_scanned = False
         self.has_jobs_left = False  # ready jobs may be left in the wanted queues
-        self.until_us: int | None = None
+        self.lease_until_us: int | None = None
         self.due_in: int | None = None
 
     def split_queues(self, queues: list[str], size: int) -> list[list[str]]:
@@ -56,7 +55,7 @@ class PostgresClaimBuilder:
     @property
     def skips_locked_due(self) -> bool:
         """Returns True if the claim skips due jobs, which other transactions have locked."""
-        return self.due_after != ALL_DUE
+        return self.skip_due_until != SKIP_NO_DUE
 
     def promotion_scope(self, queues: Iterable[str]) -> list[str]:
         """Returns these queues, or the wildcard, if the claim promotes due jobs of all queues."""
@@ -77,22 +76,22 @@ class PostgresClaimBuilder:
         self._add(jobs)
         self.max_must_start -= sum(map(must_start_now, jobs))
 
-    def take_limited(self, jobs: list[Job], until_us: int) -> None:
+    def take_limited(self, jobs: list[Job], lease_until_us: int) -> None:
         """Adds jobs under limits: each starts at once, so it takes a free runner."""
         if jobs:
             self.began_limited = self.began_limited or not self.jobs
             self._add(jobs)
             self.max_must_start -= len(jobs)
             self.free_runners -= len(jobs)
-            self.note_lease(until_us)
+            self.note_lease(lease_until_us)
 
     def _add(self, jobs: list[Job]) -> None:
         self.jobs += jobs
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
-    def note_lease(self, until_us: int) -> None:
+    def note_lease(self, until: int) -> None:
         """Notes the end of leases; the earliest counts."""
-        self.until_us = until_us if not self.jobs or self.until_us is None else min(self.until_us, until_us)
+        self.lease_until_us = until if not self.jobs or self.lease_until_us is None else min(self.lease_until_us, until)
 
     def note_next_due(self, due_in: int | None) -> None:
         """Notes that the next job of these queues is due in ``due_in`` microseconds."""
@@ -118,7 +117,7 @@ class PostgresClaimBuilder:
             quarantined=self.quarantined,
             stopped_at_last_attempt=self.stopped_at_last_attempt,
             none_left=receives_notifications and self.has_scanned and not jobs_left,
-            lease_until_us=self.until_us,
+            lease_until_us=self.lease_until_us,
             expired=self.expired,
         )
 
@@ -139,11 +138,11 @@ class LockedDueBackoff:
     def __init__(self) -> None:
         self._locked: dict[str, _Locked] = {}
 
-    def due_after(self, names: Sequence[str]) -> int:
+    def skip_due_until(self, names: Sequence[str]) -> int:
         """Returns the instant up to which a claim of these queues passes over due jobs."""
         found, now = [self._locked.get(name) for name in names], time.monotonic()
         passed_over = [each.due_until for each in found if each is not None and each.retry_at > now]
-        return min(passed_over) if passed_over and len(passed_over) == len(names) else ALL_DUE
+        return min(passed_over) if passed_over and len(passed_over) == len(names) else SKIP_NO_DUE
 
     def are_known(self, names: Iterable[str]) -> bool:
         """Returns True if due jobs of all of these queues were found locked before."""
@@ -192,14 +191,14 @@ class ClaimAlternation:
             self.has_seen_limits = builder.has_seen_limits or builder.began_limited
 
 
-async def readable_jobs(
+async def decode_or_end(
     pool: PostgresPool,
     notifications: PostgresNotifications,
     statements: Mapping[str, NumberedStatement],
     rows: Rows,
     worker: str,
 ) -> list[Job]:
-    """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""
+    """Returns the readable jobs. One that another program corrupted becomes dead, and blocks no queue."""
     try:
         return [claimed_job(row, worker) for row in rows]
     except UNREADABLE:

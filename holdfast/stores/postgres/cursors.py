@@ -49,9 +49,9 @@ END = QueuePosition((1 << 31) - 1, (1 << 63) - 1, (1 << 63) - 1)
 
 
 class ScanResult(NamedTuple):
-    """Part of one queue seen by a claim: everything ready from ``begun`` to ``last``, as of ``at``."""
+    """Part of one queue seen by a claim: everything ready from ``start`` to ``last``, as of ``at``."""
 
-    begun: QueuePosition
+    start: QueuePosition
     last: QueuePosition | None  # of the jobs it took
     number: int  # of jobs it took
     full: bool  # as many as it wanted
@@ -62,12 +62,11 @@ class ScanResult(NamedTuple):
 class _Queue:
     """Scan position of a queue: everything before it was scanned at ``scanned_at`` or later."""
 
-    __slots__ = ("costs", "scanned_at", "position", "until")
+    __slots__ = ("costs", "scanned_at", "position", "full_scan_due_at")
 
     def __init__(self) -> None:
         self.position: QueuePosition | None = None
-        self.scanned_at = 0.0
-        self.until = 0.0  # then a scan from the start is due
+        self.scanned_at = self.full_scan_due_at = 0.0  # start of the latest scan from the start; when the next is due
         self.costs: tuple[float, ...] = ()  # seconds the latest scans from the start took, beyond taking jobs
 
     @property
@@ -81,10 +80,10 @@ class _Queue:
     def note_result(self, scan: ScanResult) -> None:
         self.costs = (*self.costs, max(0.0, scan.seconds - _TAKING * scan.number))[-_SCANS:]
         self.scanned_at = scan.at
-        self.until = scan.at + min(LONGEST, max(INTERVAL, _SHARE * self.cost))
+        self.full_scan_due_at = scan.at + min(LONGEST, max(INTERVAL, _SHARE * self.cost))
 
     def advance_full_scan(self) -> None:
-        self.until = min(self.until, self.scanned_at + _SHARE * self.cost)
+        self.full_scan_due_at = min(self.full_scan_due_at, self.scanned_at + _SHARE * self.cost)
 
 
 class Cursors:
@@ -97,7 +96,7 @@ class Cursors:
     def start_position(self, queue: str) -> QueuePosition:
         """Returns the start position of a claim of this queue."""
         known = self._queues.get(queue)
-        if known is None or known.position is None or self._now() >= known.until:
+        if known is None or known.position is None or self._now() >= known.full_scan_due_at:
             return START
         return known.position
 
@@ -108,17 +107,17 @@ class Cursors:
             if len(self._queues) >= _MAX_QUEUES:
                 self._queues.clear()
             known = self._queues[queue] = _Queue()
-        if scan.begun == START:
+        if scan.start == START:
             known.note_result(scan)
             known.position = scan.last
-        elif known.position is None or known.position < scan.begun:
+        elif known.position is None or known.position < scan.start:
             return  # another claim went back to the start meanwhile, and has not come as far again
         elif scan.last is not None:
             known.position = max(known.position, scan.last)
         if scan.last is None or not (known.expensive or (scan.full and scan.number >= _LARGE)):
             known.position = None
 
-    def note_ready_jobs(self, queue: str, first: QueuePosition) -> None:
+    def note_own_ready_jobs(self, queue: str, first: QueuePosition) -> None:
         """Notes that this process made jobs of the queue ready, the first of them at ``first``: if that is before the
         position, the next claim scans from the start, at once or as soon as its cost allows."""
         known = self._queues.get(queue)
@@ -129,7 +128,7 @@ class Cursors:
         else:
             known.position = None
 
-    def note_new_jobs(self, queue: str | None) -> None:
+    def note_ready_jobs_elsewhere(self, queue: str | None) -> None:
         """Notes that other processes made jobs of the queue (None: of any) ready: the next full scan is earlier."""
         for known in self._queues.values() if queue is None else filter(None, [self._queues.get(queue)]):
             known.advance_full_scan()
@@ -149,11 +148,11 @@ def split_scan(
     last = {row[_QUEUE]: row for row in taken if not row[_LOSSES]}  # suspects come from an index of their own
     is_full = len(taken) >= max_jobs
     left = set(last)
-    for queue, wanted, begun in zip(queues, slots, positions, strict=True):
+    for queue, wanted, start in zip(queues, slots, positions, strict=True):
         if is_full and not left:
             return
         left.discard(queue)
         row = last.get(queue)
         position = None if row is None else QueuePosition(-row[_PRIORITY], row[_RUN_AT], row[_SEQ])
         full = number[queue] >= wanted or (is_full and not left)
-        yield queue, ScanResult(begun, position, number[queue], full, at, seconds)
+        yield queue, ScanResult(start, position, number[queue], full, at, seconds)

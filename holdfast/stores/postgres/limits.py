@@ -143,7 +143,7 @@ class LimitedClaims:
         max_jobs: int,
         *,
         promote: bool,
-        due_after: int,
+        skip_due_until: int,
         any_queue: bool,
         on_uncertain: Callable[[], object],
     ) -> Rows:
@@ -164,7 +164,7 @@ class LimitedClaims:
                 any_queue=any_queue,
                 assign=step < _ASSIGNING_TRIES,
                 isolated=request.isolated,
-                due_after=due_after,
+                skip_due_until=skip_due_until,
             )
             unassigned = rows[0][_UNASSIGNED]
             if not unassigned:

@@ -53,7 +53,7 @@ class ListenerLock:
         """Set when ``adjust_lock`` is to be called."""
         self._rechecks: list[float] = []
         self._recent_finds, self._counted_at = 0.0, 0.0  # claims that found jobs, lately
-        self._was_busy = False
+        self._was_polling = False
         self._open_waits = 0
         self._waited_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -100,7 +100,7 @@ class ListenerLock:
                 self._timer = asyncio.get_running_loop().call_later(_RELEASE_AFTER, self._release_unused)
 
     def _longest_wait(self) -> float:
-        if self.is_busy:
+        if self.is_polling:
             return CLAIM_INTERVAL
         self._want(wanted=True)
         if not self.is_held:
@@ -112,17 +112,17 @@ class ListenerLock:
     def count_claim(self, *, found: bool) -> None:
         """Notes that a claim of this process found jobs, or did not."""
         self._recent_finds, self._counted_at = self._decayed_finds() + found, time.monotonic()
-        if self.is_busy:
+        if self.is_polling:
             self._want(wanted=False)
 
     def _decayed_finds(self) -> float:
         return self._recent_finds * math.exp((self._counted_at - time.monotonic()) / _DECAY_SECONDS)
 
     @property
-    def is_busy(self) -> bool:
+    def is_polling(self) -> bool:
         """Returns True while this process finds jobs so often that it polls for them."""
-        self._was_busy = self._decayed_finds() >= (_LISTEN_BELOW if self._was_busy else _POLL_FROM)
-        return self._was_busy
+        self._was_polling = self._decayed_finds() >= (_LISTEN_BELOW if self._was_polling else _POLL_FROM)
+        return self._was_polling
 
     def _release_unused(self) -> None:
         self._timer = None

@@ -98,24 +98,23 @@ class PostgresMaintenance:
 
     async def count_ended(self, *, limit: int) -> bool:
         async def run_in_transaction(fetch: Fetch) -> bool:
-            marks = await fetch(self._sql["history_mark"])
-            if not marks:
+            found = await fetch(self._sql["history_mark"])
+            if not found:
                 await fetch(self._sql["history_begin"], first=span_us(FIRST_WINDOW))
-                marks = await fetch(self._sql["history_mark"])
-            if not marks:  # another sweeper counts
+                found = await fetch(self._sql["history_mark"])
+            if not found:  # another sweeper counts
                 return False
-            ((mark,),) = marks
-            ((until, more),) = await fetch(self._sql["history_until"], mark=mark, limit=limit, lag=span_us(COUNT_DELAY))
-            if until <= mark:
+            ((counted_until,),) = found
+            ((until, more),) = await fetch(
+                self._sql["history_until"], counted_until=counted_until, limit=limit, lag=span_us(COUNT_DELAY)
+            )
+            if until <= counted_until:
                 return False
-            await fetch(self._sql["history_add"], mark=mark, until=until)
+            await fetch(self._sql["history_add"], counted_until=counted_until, until=until)
             await fetch(self._sql["history_move"], until=until)
             for interval in HistoryInterval:
-                await fetch(
-                    self._sql["prune_history"],
-                    length=interval.length_us,
-                    retention=interval.retention_us + interval.length_us,
-                )
+                length, kept = interval.length_us, interval.retention_us + interval.length_us
+                await fetch(self._sql["prune_history"], length=length, retention=kept)
             return bool(more)
 
         return await self._pool.transaction(run_in_transaction, extra_time=SWEEP_TIME)

@@ -140,7 +140,7 @@ class _Notifier:
         self._pool = pool
         self._notify = statements["notify"]
         self._notify_listeners = statements[f"notify_{kind}"]
-        self._listener_prefix = {"ready": "queue:", "ended": "job:"}[kind]  # awaited under the lock only
+        self._skippable_prefix = {"ready": "queue:", "ended": "job:"}[kind]  # sent only while a process listens
         self._channel = f"{pool.address.schema}_{kind}"
         self._name = name
         self._catch_all = catch_all  # sent if the topics do not fit into one payload
@@ -194,7 +194,7 @@ class _Notifier:
                 text = "\n".join(topics)
                 if len(text) > _PAYLOAD or len(text.encode()) > _PAYLOAD:
                     text = self._catch_all
-                only_if_listening = all(topic.startswith(self._listener_prefix) for topic in topics)
+                only_if_listening = all(topic.startswith(self._skippable_prefix) for topic in topics)
                 self._sent_at = time.monotonic()
                 await self._pool.fetch(
                     self._notify_listeners if only_if_listening else self._notify,

@@ -28,8 +28,8 @@ seq
 (expires_at is null or expires_at > :now or started_at is not null)
 
 -- fragment: claim_begin
--- The queues of a claim, and what is due in them after :due_after; what was due before is locked (claiming.py). A waiting job
--- without a deadline (core.dependencies.NEVER_US) is not due.
+-- The queues of a claim, and what is due in them after :skip_due_until; what was due before is locked (claiming.py).
+-- A waiting job without a deadline (core.dependencies.NEVER_US) is not due.
 with claimable_queue as materialized (
     select *
     from unnest(:queues::text[], :slots::int[], :ranks::int[], :run_ats::bigint[], :seqs::bigint[])
@@ -40,15 +40,15 @@ with claimable_queue as materialized (
     select min(n.run_at) as run_at, coalesce(bool_or(:promote and n.run_at <= n.now), false) as is_due
     from (
         select least(
-                (select run_at from holdfast.job where state in (1, 3) and queue = w.queue and run_at > :due_after::bigint
+                (select run_at from holdfast.job where state in (1, 3) and queue = w.queue and run_at > :skip_due_until::bigint
                  order by run_at limit 1),
-                (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < NEVER_US and run_at > :due_after
+                (select run_at from holdfast.job where state = 4 and queue = w.queue and run_at < NEVER_US and run_at > :skip_due_until
                  order by run_at limit 1)) as run_at, :now as now
         from unnest(:queues::text[]) w (queue) where not :any_queue
         union all
         select least(
-                (select run_at from holdfast.job where (+state) in (1, 3) and run_at > :due_after order by run_at limit 1),
-                (select run_at from holdfast.job where (+state) = 4 and run_at < NEVER_US and run_at > :due_after
+                (select run_at from holdfast.job where (+state) in (1, 3) and run_at > :skip_due_until order by run_at limit 1),
+                (select run_at from holdfast.job where (+state) = 4 and run_at < NEVER_US and run_at > :skip_due_until
                  order by run_at limit 1)), :now as now
         where :any_queue
     ) n
@@ -419,7 +419,7 @@ select t.*, due.run_at - :now, :lease_for + :now,
     exists (select from stop_at),
     coalesce((select true from holdfast.partition p order by p.queue, p.name limit 1), false)
     or coalesce((select true from holdfast.partition_inbox i order by i.queue, i.name limit 1), false)
-    or coalesce((select true from holdfast.job j where j.state = 0 and j.tier = 5 -- quarantined: not listed
+    or coalesce((select true from holdfast.job j where j.state = 0 and j.tier = 5 -- quarantined: not registered
         order by j.queue, j.rank, j.run_at, j.seq limit 1), false)
     or exists (select from holdfast.job_limit l where l.queue is not null),
     coalesce((select expires_at from holdfast.expiry order by expires_at limit 1) <= :now, false)
@@ -427,7 +427,7 @@ from due left join taken t on true
 order by t.priority desc, t.run_at, t.seq;
 
 -- own: promote_queues
-update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end
+update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end -- fires register_partition
 where id = any(array(
     select d.id from (
         select u.id, u.run_at from unnest(:queues::text[]) w (queue) cross join lateral (
@@ -442,7 +442,7 @@ returning queue, rank, run_at, id::text;
 
 -- name: promote_any_queue
 -- (4, 4): of a list the planner expects as many rows as of (1, 3), and does not sort them all for a few.
-update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end
+update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end -- fires register_partition
 where id = any(array(
     select d.id from (
         select * from (
@@ -456,7 +456,7 @@ where id = any(array(
 returning queue, rank, run_at, id::text;
 
 -- name: promote_ids
-update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end
+update holdfast.job set state = 0, partition = partition, reason = case when state = 4 then null else reason end -- fires register_partition
 where id = any(array(
     select id from holdfast.job where id = any(:ids::uuid[]) and (state + 0) in (1, 3, 4) and run_at + 0 <= :now
     order by id for no key update skip locked));
@@ -543,6 +543,7 @@ returning d.ordinal, j.id, j.claims, j.state, j.run_at, j.queue, j.attempts, j.w
 )
 
 -- own: settle_rest
+-- Settlements that are no success under a valid lease, set no new priority and end no job with dependents.
 with settled as (
     -- include: settle
     -- include: settle_guard
@@ -763,8 +764,8 @@ with known as materialized (
 ), renewed as (
     update holdfast.worker w set
         queues = :queues, concurrency = :concurrency, running = :running,
-        succeeded = :succeeded + case when :adds then w.succeeded else 0 end,
-        failed = :failed + case when :adds then w.failed else 0 end,
+        succeeded = :succeeded + case when :has_deltas then w.succeeded else 0 end,
+        failed = :failed + case when :has_deltas then w.failed else 0 end,
         version = :version, memory = :memory, seen_at = :now, alive_until = :alive_for + :now
     from known where w.id = known.id
 ), registered as (
@@ -1345,7 +1346,7 @@ select :now, (select min(next_at) from holdfast.schedule where next_at > :now);
 -- ── limits ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 -- own: claim_limited
 select * from holdfast.claim_limited(:at, :queues, :slots, :max_jobs, :worker, :lease_for, :promote, :any_queue, :assign, :isolated,
-    :due_after)
+    :skip_due_until)
 order by array_position(:queues::text[], queue), priority desc, run_at, seq;
 
 -- own: any_limited
@@ -1354,7 +1355,7 @@ select exists (select from unnest(:queues::text[]) w (queue) where
         (select true from holdfast.partition p where p.queue = w.queue order by p.name limit 1)
         or (select true from holdfast.partition_inbox i where i.queue = w.queue order by i.name limit 1)
         or not exists (select from holdfast.queue q where q.name = w.queue and q.paused) and (
-            select true from holdfast.job j where j.state = 0 and j.queue = w.queue and j.tier = 5 -- quarantined: not listed
+            select true from holdfast.job j where j.state = 0 and j.queue = w.queue and j.tier = 5 -- quarantined: not registered
             order by j.rank, j.run_at, j.seq limit 1)
         or exists (select from holdfast.job_limit l where l.queue = w.queue) and (
             select true from holdfast.job j where j.state = 0 and j.queue = w.queue
@@ -1470,11 +1471,11 @@ values (0, 0, '', 0, :now - :first, 0, 0) on conflict do nothing;
 -- The instant up to which about :limit jobs of each state ended, and whether others have ended since.
 select until, until < :now - :lag from (
     select least(:now - :lag,
-        (select ended_at from holdfast.job where state = 5 and ended_at > :mark and ended_at <= :now - :lag
+        (select ended_at from holdfast.job where state = 5 and ended_at > :counted_until and ended_at <= :now - :lag
         order by ended_at limit 1 offset :limit - 1),
-        (select ended_at from holdfast.job where state = 6 and ended_at > :mark and ended_at <= :now - :lag
+        (select ended_at from holdfast.job where state = 6 and ended_at > :counted_until and ended_at <= :now - :lag
         order by ended_at limit 1 offset :limit - 1),
-        (select ended_at from holdfast.job where state = 7 and ended_at > :mark and ended_at <= :now - :lag
+        (select ended_at from holdfast.job where state = 7 and ended_at > :counted_until and ended_at <= :now - :lag
         order by ended_at limit 1 offset :limit - 1)) as until) found;
 
 -- name: history_add
@@ -1482,7 +1483,7 @@ with interval_counts as materialized (
     select ended_at - ended_at % 60000000 as start, queue, state, count(*) as number,
         sum(greatest(0, ended_at - coalesce(started_at, ended_at))) as run_us,
         max(greatest(0, ended_at - coalesce(started_at, ended_at))) as longest_us
-    from holdfast.job where state in (5, 6, 7) and ended_at > :mark and ended_at <= :until
+    from holdfast.job where state in (5, 6, 7) and ended_at > :counted_until and ended_at <= :until
     group by 1, queue, state
 )
 insert into holdfast.history as h (length, start, queue, state, number, run_us, longest_us)

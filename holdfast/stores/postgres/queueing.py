@@ -32,7 +32,7 @@ from holdfast.stores.common.limit_cache import LimitCache
 from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE
 from holdfast.stores.common.server_store import wait_for_topics
 from holdfast.stores.common.unconfirmed import UnconfirmedClaims
-from holdfast.stores.postgres.claiming import ClaimAlternation, LockedDueBackoff, PostgresClaimBuilder, readable_jobs
+from holdfast.stores.postgres.claiming import ClaimAlternation, LockedDueBackoff, PostgresClaimBuilder, decode_or_end
 from holdfast.stores.postgres.cursors import START, Cursors, QueuePosition, split_scan
 from holdfast.stores.postgres.encoding import NumberedStatement, is_id, record_columns, span_us
 from holdfast.stores.postgres.limits import LimitedClaims
@@ -46,6 +46,7 @@ from holdfast.stores.postgres.submission import first_positions, insert_batch, i
 MAX_PROMOTED = 1000
 """Due jobs made ready by one claim; more are made ready by the next."""
 _MAX_QUEUES = 32  # queues of one statement
+_NAMED, _BY_WILDCARD = True, False  # whether a claim names the queue: keys of the queues served last
 _TRIES, _MOMENT = 5, 0.005  # how often, and after how many seconds, a claim scans again for what others promote
 _LIMITED_CHECK_SECONDS = 0.05  # seconds for which claims reuse the result of a check for jobs under limits
 _REFRESH = 1.0  # seconds the names of the queues with ready jobs are believed,
@@ -77,28 +78,28 @@ class PostgresQueueing:
         self._lock = notifications.ready_lock
         self._sql = statements
         self._query = query
-        self._readable = functools.partial(readable_jobs, pool, notifications, statements)
+        self._decode_or_end = functools.partial(decode_or_end, pool, notifications, statements)
         self._cursors = Cursors()
         self._ready_queues: list[str] = []  # queues that may have ready jobs, in their order
         self._ready_queues_read_at, self._refresh_seconds = -_REFRESH, 0.0
-        self._last_queue = {True: "", False: ""}  # that gave a job under no limit; True: of those requested
-        self._last_limited_queue = {True: "", False: ""}  # the same for jobs under limits
+        self._last_queue = {_NAMED: "", _BY_WILDCARD: ""}  # that gave a job under no limit
+        self._last_limited_queue = {_NAMED: "", _BY_WILDCARD: ""}  # the same for jobs under limits
         self._unconfirmed_claims = UnconfirmedClaims()
         self._settling = Settling(pool, statements, self._notify, limit_cache)
         notifications.on_queue = self._on_notification
 
     def note_ready(self, queue: str, first: QueuePosition = START) -> None:
         """This process made jobs of the queue ready, none in front of ``first``."""
-        self._cursors.note_ready_jobs(queue, first)
+        self._cursors.note_own_ready_jobs(queue, first)
         self._cache_queue(queue)
 
     def _on_notification(self, queue: str) -> None:
         """Notes that other processes made something ready in this queue ("*": in some queue)."""
         if queue == EVERY_QUEUE:
             self._ready_queues_read_at = -_REFRESH
-            self._cursors.note_new_jobs(None)
+            self._cursors.note_ready_jobs_elsewhere(None)
         else:
-            self._cursors.note_new_jobs(queue)
+            self._cursors.note_ready_jobs_elsewhere(queue)
             self._cache_queue(queue)
 
     def _cache_queue(self, queue: str) -> None:
@@ -166,7 +167,7 @@ class PostgresQueueing:
             return
         await self._claim_untried(builder)  # queues with jobs that this claim has promoted
         # An empty claim ends only after the cached list of queues was read anew; a busy process asks again at once.
-        if self._stale or not (builder.jobs or (self._ready_queues and self._lock.is_busy)):
+        if self._stale or not (builder.jobs or (self._ready_queues and self._lock.is_polling)):
             await self._refresh()
             await self._claim_untried(builder)
 
@@ -178,10 +179,10 @@ class PostgresQueueing:
     def _order(self, builder: PostgresClaimBuilder) -> list[str]:
         """Returns the queues to try, round robin: those named, and after them all others for the wildcard."""
         named = sorted(queue for queue in builder.capacity if queue != EVERY_QUEUE)
-        others = []
-        if EVERY_QUEUE in builder.capacity:
-            others = [queue for queue in self._ready_queues if queue not in builder.request.capacity]
-        after, after_others = bisect_right(named, self._last_queue[True]), bisect_right(others, self._last_queue[False])
+        ready = self._ready_queues if EVERY_QUEUE in builder.capacity else []
+        others = [queue for queue in ready if queue not in builder.request.capacity]
+        after = bisect_right(named, self._last_queue[_NAMED])
+        after_others = bisect_right(others, self._last_queue[_BY_WILDCARD])
         return named[after:] + named[:after] + others[after_others:] + others[:after_others]
 
     async def _claim_from(self, builder: PostgresClaimBuilder, queues: list[str]) -> None:
@@ -195,7 +196,7 @@ class PostgresQueueing:
         """Claims from these queues, after what is due in them was made ready. What is locked is passed over."""
         names = builder.promotion_scope(builder.capacity)
         if builder.promote:
-            builder.due_after = self._locked_due.due_after(names)
+            builder.skip_due_until = self._locked_due.skip_due_until(names)
         tries = 0
         while await self._claim_batch(builder, queues):
             promoted = await self._promote(builder)
@@ -207,7 +208,7 @@ class PostgresQueueing:
             elif tries == _TRIES or self._locked_due.are_known(names):
                 builder.promote = False
                 self._locked_due.note_locked(names, builder.claimed_at)
-                builder.due_after = self._locked_due.due_after(names)
+                builder.skip_due_until = self._locked_due.skip_due_until(names)
             else:  # another process is making them ready; taken in between, later jobs would go before them
                 await asyncio.sleep(_MOMENT)
         if builder.promote and not builder.skips_locked_due:
@@ -258,7 +259,7 @@ class PostgresQueueing:
             dict(zip(queues, builder.free_slots(queues), strict=True)),
             max(0, max_jobs),
             promote=builder.promote,
-            due_after=builder.due_after,
+            skip_due_until=builder.skip_due_until,
             any_queue=EVERY_QUEUE in builder.capacity,
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
         )
@@ -267,7 +268,7 @@ class PostgresQueueing:
         builder.quarantined = builder.quarantined or quarantined
         builder.note_next_due(due_in)
         taken = [] if rows[0][0] is None else rows
-        jobs = await self._readable(taken, request.worker)
+        jobs = await self._decode_or_end(taken, request.worker)
         builder.take_limited(jobs, claimed_at + (span_us(request.lease_for) or 0))
         self._settling.has_limited = self._settling.has_limited or bool(jobs)
         await self._release_unconfirmed(request, claimed_at)
@@ -293,7 +294,7 @@ class PostgresQueueing:
             seqs=[position.seq for position in positions],
             any_queue=EVERY_QUEUE in builder.capacity,
             promote=builder.promote,
-            due_after=builder.due_after,
+            skip_due_until=builder.skip_due_until,
             max_must_start=max(0, min(max_jobs, builder.max_must_start)),
             limit=max_jobs,
             worker=request.worker,
@@ -311,8 +312,8 @@ class PostgresQueueing:
         builder.note_lease(until)
         builder.note_next_due(due_in)
         taken = rows[1:]
-        builder.take(await self._readable(taken, request.worker))
-        await self._check_limited(builder, queues, at_once=not taken and not self._lock.is_busy)
+        builder.take(await self._decode_or_end(taken, request.worker))
+        await self._check_limited(builder, queues, at_once=not taken and not self._lock.is_polling)
         expired, has_made_due = await self._end_expired() if expired_now else ((), False)
         builder.expired += expired
         await self._release_unconfirmed(request, builder.claimed_at)
@@ -320,7 +321,7 @@ class PostgresQueueing:
             return True
         for queue, scan in split_scan(queues, slots, positions, taken, max_jobs, at, seconds):
             self._cursors.note_scan(queue, scan)
-            builder.note_jobs_left(some=scan.full or scan.begun != START)
+            builder.note_jobs_left(some=scan.full or scan.start != START)
         builder.note_jobs_left(some=has_suspects or len(taken) >= max_jobs)  # suspects for which no runner was free
         self._note_served(builder, queues, {row[_QUEUE] for row in taken} | ({stopped_at_last_attempt} - {None}))
         if not taken and any(position != START for position in positions):
@@ -412,7 +413,7 @@ class PostgresQueueing:
             await self._claim_limited(builder, queues)
             return builder.to_claim()
         await self._release_unconfirmed(request, rows[0][_CLAIMED_COLUMNS] - (span_us(request.lease_for) or 0))
-        return Claim(jobs=await self._readable(rows, request.worker), lease_until_us=rows[0][_CLAIMED_COLUMNS])
+        return Claim(jobs=await self._decode_or_end(rows, request.worker), lease_until_us=rows[0][_CLAIMED_COLUMNS])
 
     async def claim_ids(self, request: ClaimRequest) -> ClaimByIds:
         capacity = {queue: slots for queue, slots in request.capacity.items() if queue != EVERY_QUEUE}
@@ -437,7 +438,7 @@ class PostgresQueueing:
         ][_CLAIMED_COLUMNS:]
         self._alternation.has_seen_limits = has_seen_limits
         await self._release_unconfirmed(request, until - (span_us(request.lease_for) or 0))
-        jobs = await self._readable([] if rows[0][0] is None else rows, request.worker)
+        jobs = await self._decode_or_end([] if rows[0][0] is None else rows, request.worker)
         expired, has_made_due = await self._end_expired() if expired_now else ((), False)
         due_in = 0 if has_made_due else due_in
         claim = Claim(
@@ -485,7 +486,7 @@ class PostgresQueueing:
             claims=[lease.claims for lease in leases],
             lease_for=span_us(lease_for),
             alive_for=span_us(heartbeat.alive_for(lease_for)),
-            adds=heartbeat.adds,
+            has_deltas=heartbeat.has_deltas,
             **heartbeat.to_row(),
         )
         statuses = [LeaseStatus(status) for _, status in rows if status is not None]

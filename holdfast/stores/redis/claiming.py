@@ -43,7 +43,7 @@ class RedisIdClaimBuilder:
         self.stopped_at_last_attempt = False
         self.jobs: list[Job] = []
         self.expired: tuple[ExpiredJob, ...] = ()
-        self._until_us: int | None = None
+        self._lease_until_us: int | None = None
 
     def script_arguments(self) -> list[Argument]:
         """Returns the arguments of the next script."""
@@ -59,9 +59,9 @@ class RedisIdClaimBuilder:
             *(argument for queue in named for argument in (queue, self._slots[queue])),
         ]
 
-    def take(self, jobs: list[Job], until_us: int, *, stopped_at_last_attempt: bool) -> None:
+    def take(self, jobs: list[Job], lease_until_us: int, *, stopped_at_last_attempt: bool) -> None:
         """Adds the reply of a script."""
-        self._until_us = until_us
+        self._lease_until_us = lease_until_us
         self.stopped_at_last_attempt = stopped_at_last_attempt
         self._max_must_start = max(0, self._max_must_start - sum(map(must_start_now, jobs)))
         self.jobs += jobs
@@ -74,7 +74,7 @@ class RedisIdClaimBuilder:
             jobs=self.jobs,
             refused=refused,
             stopped_at_last_attempt=self.stopped_at_last_attempt,
-            lease_until_us=self._until_us,
+            lease_until_us=self._lease_until_us,
             expired=self.expired,
         )
 
@@ -101,7 +101,7 @@ class RedisClaimBuilder:
         self._quarantined = False
         self._stopped_at_last_attempt = self._all_examined = False
         self._due_in: dict[ClaimKind, int] = {}  # as the script of each kind has answered
-        self._until_us: int | None = None
+        self._lease_until_us: int | None = None
         self.began_limited = False
         """True if the first claimed job is under limits."""
         self.has_limited_jobs = False
@@ -147,7 +147,7 @@ class RedisClaimBuilder:
         self._promoted += promoted
         self._due_in["ready"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
-        self._until_us = int(until)
+        self._lease_until_us = int(until)
         self._add(jobs, "ready")
         self._rounds += status == ClaimStatus.MORE_DUE
         self._scans += status == ClaimStatus.MORE_TO_EXAMINE
@@ -193,7 +193,7 @@ class RedisClaimBuilder:
         self._rounds += status == ClaimStatus.MORE_DUE
         self._due_in["limited"] = int(due_in)
         self._quarantined = self._quarantined or bool(quarantined)
-        self._until_us = int(until)
+        self._lease_until_us = int(until)
         self._max_must_start -= sum(not must_start_now(job) for job in jobs)
         self._free_runners -= len(rows)
         self.began_limited = self.began_limited or (bool(jobs) and not self.jobs)
@@ -239,6 +239,6 @@ class RedisClaimBuilder:
             quarantined=self._quarantined,
             stopped_at_last_attempt=self._stopped_at_last_attempt,
             none_left=receives_notifications and self._none_left,
-            lease_until_us=self._until_us,
+            lease_until_us=self._lease_until_us,
             expired=self.expired,
         )

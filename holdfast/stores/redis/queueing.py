@@ -221,7 +221,7 @@ class RedisQueueing:
             )
             self._last_limited = decode_text(reply[5])
             builder.expired += self._report_expired(reply.pop())
-            more = builder.take_limited(await self._readable(reply[0], request.worker), reply)
+            more = builder.take_limited(await self._decode_or_end(reply[0], request.worker), reply)
 
     async def _claim_unlimited(self, request: ClaimRequest, builder: RedisClaimBuilder) -> None:
         common = (request.worker, span_us(request.lease_for), self._pool.address.task)
@@ -241,7 +241,7 @@ class RedisQueueing:
             for reply in replies:
                 self._last_by_wildcard = decode_text(reply[5])
                 builder.expired += self._report_expired(reply.pop())
-                builder.take(await self._readable(reply[0], request.worker), reply)
+                builder.take(await self._decode_or_end(reply[0], request.worker), reply)
 
     def _report_expired(self, flat: Sequence[bytes]) -> tuple[ExpiredJob, ...]:
         """Returns the jobs that a script has expired, and wakes their waiters."""
@@ -269,7 +269,7 @@ class RedisQueueing:
                 raise
             builder.expired += self._report_expired(flat)
             builder.take(
-                await self._readable(rows, request.worker),
+                await self._decode_or_end(rows, request.worker),
                 int(until),
                 stopped_at_last_attempt=bool(stopped_at_last_attempt),
             )
@@ -300,8 +300,8 @@ class RedisQueueing:
             pass  # then their leases end
         self._unconfirmed_claims.mark_answered(request.worker, claim.lease_until_us - lease)
 
-    async def _readable(self, rows: Sequence[Any], worker: str) -> list[Job]:
-        """The jobs that can be read. One that another program corrupted is dead, and does not hold up its queue."""
+    async def _decode_or_end(self, rows: Sequence[Any], worker: str) -> list[Job]:
+        """Returns the readable jobs. One that another program corrupted becomes dead, and blocks no queue."""
         jobs = []
         for row in rows:
             try:
@@ -373,7 +373,7 @@ class RedisQueueing:
         self, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], *, lease_for: timedelta
     ) -> HeartbeatReply:
         given = heartbeat.to_row()
-        added = [given.pop(name) if heartbeat.adds else 0 for name in ("succeeded", "failed")]
+        added = [given.pop(name) if heartbeat.has_deltas else 0 for name in ("succeeded", "failed")]
         fields = [argument for pair in given.items() for argument in pair if pair[1] is not None]
         statuses: list[LeaseStatus] = []
         command = "none"

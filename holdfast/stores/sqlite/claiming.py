@@ -21,14 +21,14 @@ class SqliteClaimBuilder:
     """Builds a claim, queue by queue."""
 
     def __init__(
-        self, transaction: Transaction, statements: Mapping[str, str], request: ClaimRequest, until_us: int
+        self, transaction: Transaction, statements: Mapping[str, str], request: ClaimRequest, lease_until_us: int
     ) -> None:
         self._transaction = transaction
         self.connection = transaction.connection
         self._sql = statements
         self._request = request
         self.now_us = transaction.now_us
-        self._lease = {"worker": request.worker, "until": until_us, "now": transaction.now_us}
+        self._lease = {"worker": request.worker, "until": lease_until_us, "now": transaction.now_us}
         self._must_start_left = 1 << 30 if request.isolated else request.max_must_start
         self.requested_queues = frozenset(request.capacity)  # the wildcard is for all other queues
         self._slots = dict(request.capacity)
@@ -114,11 +114,11 @@ class SqliteClaimBuilder:
         try:
             jobs = decode_jobs(shown)
         except UNREADABLE:
-            jobs = self._readable(decode_seqs(seqs), array_elements(shown))
+            jobs = self._decode_or_end(decode_seqs(seqs), array_elements(shown))
         self.jobs += jobs
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
-    def _readable(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
+    def _decode_or_end(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
         """Returns the readable jobs. One that another program corrupted becomes dead, and blocks no queue."""
         jobs = []
         for seq, each in zip(seqs, shown, strict=True):

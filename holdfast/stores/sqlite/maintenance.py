@@ -88,12 +88,12 @@ class SqliteMaintenance(SqliteFamily):
     def _count_ended_in(self, transaction: Transaction, limit: int) -> bool:
         connection, now_us = transaction.connection, transaction.now_us
         before = now_us - span_us(COUNT_DELAY)
-        (mark,) = connection.execute(self._sql["history_mark"]).fetchone() or (now_us - span_us(FIRST_WINDOW),)
-        values = {"mark": mark, "before": before, "limit": limit}
+        (counted_until,) = connection.execute(self._sql["history_mark"]).fetchone() or (now_us - span_us(FIRST_WINDOW),)
+        values = {"counted_until": counted_until, "before": before, "limit": limit}
         until, more = connection.execute(self._sql["history_until"], values).fetchone()
-        if until <= mark:
+        if until <= counted_until:
             return False
-        connection.execute(self._sql["history_add"], {"mark": mark, "until": until})
+        connection.execute(self._sql["history_add"], {"counted_until": counted_until, "until": until})
         connection.execute(self._sql["history_move"], {"until": until})
         for interval in HistoryInterval:
             values = {"length": interval.length_us, "before": now_us - interval.retention_us - interval.length_us}

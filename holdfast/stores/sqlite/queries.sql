@@ -68,7 +68,7 @@ on conflict (id) do nothing
 returning id;
 
 -- own: insert_payload
--- changes(): only if the statement just before wrote the job; a resubmission adds nothing.
+-- changes(): only if the statement just before wrote the job; a resubmission has_deltas nothing.
 insert into holdfast_payload (seq, payload)
 select seq, ?2 from holdfast_job where id = ?1 and payload is null and changes() > 0
 on conflict (seq) do nothing;
@@ -626,8 +626,8 @@ values
     (:worker, :host, :pid, :queues, :concurrency, :running, :succeeded, :failed, :version, :memory, :now, :now, :until)
 on conflict (id) do update set
     queues = excluded.queues, concurrency = excluded.concurrency, running = excluded.running,
-    succeeded = excluded.succeeded + case when :adds then succeeded else 0 end,
-    failed = excluded.failed + case when :adds then failed else 0 end, version = excluded.version, memory = excluded.memory,
+    succeeded = excluded.succeeded + case when :has_deltas then succeeded else 0 end,
+    failed = excluded.failed + case when :has_deltas then failed else 0 end, version = excluded.version, memory = excluded.memory,
     seen_at = excluded.seen_at, alive_until = excluded.alive_until
 returning command;
 
@@ -1237,11 +1237,11 @@ select number from holdfast_history where length = 0;
 -- The instant up to which about :limit jobs of each state ended, and whether others have ended since.
 select until, until < :before from (
     select min(:before,
-        coalesce((select ended_at from holdfast_job where state = 5 and state >= 5 and ended_at > :mark
+        coalesce((select ended_at from holdfast_job where state = 5 and state >= 5 and ended_at > :counted_until
         order by ended_at limit 1 offset :limit - 1), :before),
-        coalesce((select ended_at from holdfast_job where state = 6 and state >= 5 and ended_at > :mark
+        coalesce((select ended_at from holdfast_job where state = 6 and state >= 5 and ended_at > :counted_until
         order by ended_at limit 1 offset :limit - 1), :before),
-        coalesce((select ended_at from holdfast_job where state = 7 and state >= 5 and ended_at > :mark
+        coalesce((select ended_at from holdfast_job where state = 7 and state >= 5 and ended_at > :counted_until
         order by ended_at limit 1 offset :limit - 1), :before)) as until);
 
 -- name: history_add
@@ -1249,7 +1249,7 @@ with interval_counts as materialized (
     select ended_at - ended_at % 60000000 as start, queue, state, count(*) as number,
         sum(max(0, ended_at - coalesce(started_at, ended_at))) as run_us,
         max(max(0, ended_at - coalesce(started_at, ended_at))) as longest_us
-    from holdfast_job where state in (5, 6, 7) and state >= 5 and ended_at > :mark and ended_at <= :until
+    from holdfast_job where state in (5, 6, 7) and state >= 5 and ended_at > :counted_until and ended_at <= :until
     group by 1, queue, state
 )
 insert into holdfast_history (length, start, queue, state, number, run_us, longest_us)

@@ -358,14 +358,14 @@ class SqliteQueueing(LimitedFamily):
         self, transaction: Transaction, heartbeat: WorkerHeartbeat, leases: Sequence[Lease], lease_for: timedelta
     ) -> HeartbeatReply:
         connection, now_us = transaction.connection, transaction.now_us
-        leased_until_us = now_us + span_us(lease_for)
+        lease_until_us = now_us + span_us(lease_for)
         listed_until_us = now_us + span_us(heartbeat.alive_for(lease_for))
-        values = heartbeat.to_row() | {"adds": heartbeat.adds, "now": now_us, "until": listed_until_us}
+        values = heartbeat.to_row() | {"has_deltas": heartbeat.has_deltas, "now": now_us, "until": listed_until_us}
         (command,) = connection.execute(self._sql["upsert_worker"], values).fetchone()
         statuses: list[LeaseStatus] = []
         if leases:
             given = {"leases": as_json((lease.job_id, lease.claims) for lease in leases), "worker": heartbeat.worker}
-            connection.execute(self._sql["extend_leases"], {**given, "now": now_us, "until": leased_until_us})
+            connection.execute(self._sql["extend_leases"], {**given, "now": now_us, "until": lease_until_us})
             for lease_until, cancelling in connection.execute(self._sql["lease_states"], given):
                 alive = lease_until is not None and lease_until > now_us
                 statuses.append((LeaseStatus.CANCEL if cancelling else LeaseStatus.HELD) if alive else LeaseStatus.LOST)

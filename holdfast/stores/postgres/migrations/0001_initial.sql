@@ -1067,7 +1067,7 @@ $$;
 -- A job under limits is ready: its partition must be registered, or be in the inbox. Waits for no other transaction: a row that
 -- another one has locked may be about to be deleted. Under REPEATABLE READ and SERIALIZABLE a row that this snapshot shows may be
 -- gone, so the inbox is written in any case.
-create function holdfast.list_partition() returns trigger language plpgsql set search_path = pg_catalog, pg_temp
+create function holdfast.register_partition() returns trigger language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
     if new.state <> 0 then
@@ -1089,12 +1089,12 @@ begin
 end
 $$;
 -- The shortest condition that leaves out jobs under no limit: each statement that inserts jobs parses it anew.
-create trigger list_new_partition after insert on holdfast.job for each row
-    when (new.partition is not null) execute function holdfast.list_partition();
+create trigger register_new_partition after insert on holdfast.job for each row
+    when (new.partition is not null) execute function holdfast.register_partition();
 -- Each statement that makes jobs ready sets one of these columns, some by `partition = partition`, which only fires this trigger.
 -- A claim and a success, which would pay for it, set none.
-create trigger list_partition after update of run_at, queue, partition on holdfast.job for each row
-    when (new.partition is not null and new.state = 0) execute function holdfast.list_partition();
+create trigger register_partition after update of run_at, queue, partition on holdfast.job for each row
+    when (new.partition is not null and new.state = 0) execute function holdfast.register_partition();
 
 -- ── the claim ────────────────────────────────────────────────────────────────────────────────────────────────────────
 -- Weight of the running jobs of each bucket.
@@ -1116,7 +1116,7 @@ end
 $$;
 
 -- Takes up to `max_jobs` jobs under limits of these queues, by the rules of core.limits.Admission; `isolated`: one quarantined job,
--- the first whose partition is not blocked, of up to `max_read` partitions. Returns at least one row. Takes nothing where jobs fell due after `due_after` (`due`), or a limited queue has jobs
+-- the first whose partition is not blocked, of up to `max_read` partitions. Returns at least one row. Takes nothing where jobs fell due after `skip_due_until` (`due`), or a limited queue has jobs
 -- without a partition (`unassigned`), if the caller asks for that. What it does:
 -- 1. Takes the lock of limits: one claim at a time. Under READ COMMITTED each statement sees what was committed before it, so
 --    the counts are exact. The instant is read after the count: no job starts before the end that made room.
@@ -1132,7 +1132,7 @@ $$;
 --    another ready job leave the registry.
 create function holdfast.claim_limited(
     at bigint, queues text[], slots int[], max_jobs int, worker_id text, lease_for bigint, promote boolean, any_queue boolean,
-    assign boolean, isolated boolean, due_after bigint
+    assign boolean, isolated boolean, skip_due_until bigint
 ) returns table (
     id text, task text, queue text, payload text, claims holdfast.non_negative, attempts holdfast.non_negative,
     max_attempts bigint, priority integer, lost_leases integer, run_at bigint, created_at bigint, options json, seq bigint,
@@ -1191,15 +1191,15 @@ begin
     end if;
     now_us := coalesce(at, (extract(epoch from clock_timestamp()) * 1000000)::bigint); -- a clock: after a lock
     due := promote and case when any_queue
-        then exists (select from holdfast.job j where (+j.state) in (1, 3) and j.run_at <= now_us and j.run_at > due_after
+        then exists (select from holdfast.job j where (+j.state) in (1, 3) and j.run_at <= now_us and j.run_at > skip_due_until
             order by j.run_at limit 1)
-            or exists (select from holdfast.job j where (+j.state) = 4 and j.run_at <= now_us and j.run_at > due_after
+            or exists (select from holdfast.job j where (+j.state) = 4 and j.run_at <= now_us and j.run_at > skip_due_until
             order by j.run_at limit 1)
         else exists (select from unnest(queues) w (queue) cross join lateral (
-            select from holdfast.job j where j.state in (1, 3) and j.queue = w.queue and j.run_at <= now_us and j.run_at > due_after
+            select from holdfast.job j where j.state in (1, 3) and j.queue = w.queue and j.run_at <= now_us and j.run_at > skip_due_until
             order by j.run_at limit 1) d)
             or exists (select from unnest(queues) w (queue) cross join lateral (
-                select from holdfast.job j where j.state = 4 and j.queue = w.queue and j.run_at <= now_us and j.run_at > due_after
+                select from holdfast.job j where j.state = 4 and j.queue = w.queue and j.run_at <= now_us and j.run_at > skip_due_until
                 order by j.run_at limit 1) d)
         end;
     unassigned := case when not assign then '{}' else array(
@@ -1530,7 +1530,7 @@ begin
     if not found then
         return next;
     end if;
-    -- Partitions without ready jobs are not listed any longer once they are first: else a key whose jobs come one by
+    -- Partitions without ready jobs are unregistered once they are first: else a key whose jobs come one by
     -- one would go first each time. Those that a submission has locked stay.
     idle := array(
         select l.ctid from unnest(idle_queue, idle_name) t (queue, name) cross join lateral (
@@ -1579,7 +1579,7 @@ begin
 end
 $$;
 
--- Forgets buckets that are as new, and partitions without ready jobs; lists those with ready jobs that were not listed.
+-- Deletes buckets that are as new, and partitions without ready jobs; registers unregistered partitions with ready jobs.
 create function holdfast.prune_limits(at bigint, max_count integer) returns void
 language plpgsql set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off

@@ -46,18 +46,18 @@ def with_placeholders(sql: str, place: str) -> str:
     return re.sub(r"\?", lambda _: place.format(next(numbers)), sql)
 
 
-def refuse_closed() -> Conflict:
-    """There is nothing at the other end."""
+def closed_error() -> Conflict:
+    """Returns the error for a connection that is closed."""
     return Conflict("connection: it is closed, or was given back to its pool; use it while you hold it")
 
 
-def refuse_alone(how: str) -> Conflict:
-    """Nothing to be part of."""
+def no_transaction_error(how: str) -> Conflict:
+    """Returns the error for a connection on which no transaction is open; ``how`` says how to begin one."""
     return Conflict(f"connection: no transaction is open on it, so the job would commit by itself; {how}")
 
 
-def refuse_failed() -> Conflict:
-    """A transaction that can only be rolled back."""
+def failed_transaction_error() -> Conflict:
+    """Returns the error for a transaction that can only be rolled back."""
     return Conflict(
         "connection: its transaction has failed before and can only be rolled back; roll back, then begin again"
     )
@@ -104,7 +104,7 @@ async def _adapt_aiosqlite(connection: aiosqlite.Connection) -> ConnectionAdapte
         physical = connection._conn
         await run(_check_sqlite, physical)
     except ValueError as error:
-        raise refuse_closed() from error
+        raise closed_error() from error
 
     async def fetch(statement: Statement) -> Rows:
         rows: Rows = await run(_fetch_sqlite, physical, statement)
@@ -116,15 +116,15 @@ async def _adapt_aiosqlite(connection: aiosqlite.Connection) -> ConnectionAdapte
 def _check_sqlite(connection: sqlite3.Connection) -> None:
     """Raises Conflict for a connection that cannot take a statement into a transaction."""
     try:
-        within = connection.in_transaction
-        by_itself = connection.isolation_level is None or getattr(connection, "autocommit", None) is True  # Python 3.12
+        in_transaction = connection.in_transaction
+        is_autocommit = connection.isolation_level is None or getattr(connection, "autocommit", None) is True  # 3.12
         connection.total_changes  # noqa: B018 - raises where the connection is closed, as the others do not
     except sqlite3.ProgrammingError as error:
         if "closed" in str(error):
-            raise refuse_closed() from error
+            raise closed_error() from error
         raise
-    if by_itself and not within:
-        raise refuse_alone("BEGIN one first")
+    if is_autocommit and not in_transaction:
+        raise no_transaction_error("BEGIN one first")
 
 
 def _fetch_sqlite(connection: sqlite3.Connection, statement: Statement) -> Rows:
@@ -138,9 +138,9 @@ async def _adapt_asyncpg(connection: asyncpg.Connection) -> ConnectionAdapter:
     """The connection as a caller's: inside ``async with connection.transaction()``."""
     physical = getattr(connection, "_con", connection)  # a pool's proxy has no public way to what it stands for
     if physical is None or connection.is_closed():
-        raise refuse_closed()
+        raise closed_error()
     if not connection.is_in_transaction():
-        raise refuse_alone("begin one first: async with connection.transaction()")
+        raise no_transaction_error("begin one first: async with connection.transaction()")
 
     async def fetch(statement: Statement) -> Rows:
         rows = await connection.fetch(with_placeholders(statement.sql, "${}"), *statement.parameters)
@@ -184,12 +184,12 @@ def _check_psycopg(connection: psycopg.Connection[Any] | psycopg.AsyncConnection
     from psycopg.pq import TransactionStatus
 
     if connection.closed:
-        raise refuse_closed()
+        raise closed_error()
     status = connection.info.transaction_status
     if status == TransactionStatus.INERROR:
-        raise refuse_failed()
+        raise failed_transaction_error()
     if status == TransactionStatus.IDLE and connection.autocommit:
-        raise refuse_alone("begin one first: with connection.transaction()")
+        raise no_transaction_error("begin one first: with connection.transaction()")
 
 
 async def _adapt_sqlalchemy(connection: Connection | Session | scoped_session[Session]) -> ConnectionAdapter:
@@ -218,7 +218,7 @@ async def _adapt_sqlalchemy_async(
     with _plain_sqlalchemy_errors():
         link = connection if isinstance(connection, AsyncConnection) else await connection.connection()
         if link.sync_connection is None:
-            raise refuse_closed()
+            raise closed_error()
         physical = await link.run_sync(_begin_sqlalchemy)
     if link.dialect.driver == "aiosqlite":
         return await _adapt_aiosqlite(physical)
@@ -234,7 +234,7 @@ def _begin_sqlalchemy(link: Connection) -> Any:
     """Returns the driver's connection, in a transaction of SQLAlchemy's; raises Conflict for one in autocommit mode."""
     pooled = link.connection
     if getattr(pooled.dbapi_connection, "autocommit", None) is True:
-        raise refuse_alone("it is in AUTOCOMMIT; take one with another isolation level")
+        raise no_transaction_error("it is in AUTOCOMMIT; take one with another isolation level")
     if not link.in_transaction():  # without one, its commit() and rollback() do not reach the driver
         link.begin()
     return pooled.driver_connection
@@ -256,9 +256,9 @@ def _plain_sqlalchemy_errors() -> Iterator[None]:
     try:
         yield
     except ResourceClosedError as error:
-        raise refuse_closed() from error
+        raise closed_error() from error
     except PendingRollbackError as error:
-        raise refuse_failed() from error
+        raise failed_transaction_error() from error
     except UnboundExecutionError as error:
         raise Invalid(
             "connection", "a session", "give one of its connections: session.connection(…)", "has several databases"
@@ -268,11 +268,11 @@ def _plain_sqlalchemy_errors() -> Iterator[None]:
 async def _adapt_django(connection: BaseDatabaseWrapper) -> ConnectionAdapter:
     """This thread's connection as a caller's: inside ``transaction.atomic()``."""
     if connection.in_atomic_block and connection.closed_in_transaction:
-        raise refuse_closed()
+        raise closed_error()
     if connection.needs_rollback:
-        raise refuse_failed()
+        raise failed_transaction_error()
     if not connection.in_atomic_block and connection.get_autocommit():
-        raise refuse_alone("begin one first: with transaction.atomic()")
+        raise no_transaction_error("begin one first: with transaction.atomic()")
     if isinstance(connection.connection, sqlite3.Connection):
         return await _adapt_sqlite(connection.connection)
 

@@ -10,7 +10,7 @@ from holdfast.core.errors import Invalid
 from holdfast.core.models import Lease, NewJob, Settled, Submitted
 from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.stores.base import External, StatementFlow, Store
-from holdfast.stores.connection_adapters import ConnectionAdapter, adapt_connection, is_failed, refuse_failed
+from holdfast.stores.connection_adapters import ConnectionAdapter, adapt_connection, failed_transaction_error, is_failed
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ async def _run_on_connection(caller: ConnectionAdapter, flow: StatementFlow[T]) 
                 rows = await caller.fetch(statement)
             except Exception as error:
                 if is_failed(error):
-                    raise refuse_failed() from error
+                    raise failed_transaction_error() from error
                 raise
             statement = flow.send(rows)
     except StopIteration as stop:

@@ -59,7 +59,7 @@ async def test_first_claim_under_a_limit_beside_a_settlement_harms_neither(store
     (plain,) = await take(store, 1, {"plain": 1})
     await limit_queue(store, concurrency=1)
     (limited,) = await put(store, new_job(payload='{"tenant":1}'))
-    pool = cast("PostgresStore", store)._open.pool
+    pool = cast("PostgresStore", store)._resources.pool
     fetch, claimed = pool.fetch, []
 
     async def claim_before_the_answer(*given: Any, **values: Any) -> Any:

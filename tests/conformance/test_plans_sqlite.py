@@ -49,7 +49,7 @@ HOT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("decrement_waits", "cancel_waiters", "set_waits", "delete_receiver", "detach_receiver"), (BY_SEQ,)
     ),
-    "close_open_children": ("PRIMARY KEY (waiter=?)",),
+    "mark_earlier_children_met": ("PRIMARY KEY (waiter=?)",),
     "renew_dependencies": ("PRIMARY KEY", BY_ID),
     "known_children": ("PRIMARY KEY (waiter=? AND job_id=?)",),
     **dict.fromkeys(("wait_again", "reopen_waiters", "restore_waiters"), (BY_SEQ, "PRIMARY KEY (waiter=?)")),
@@ -295,7 +295,7 @@ POSITIONAL = {
     "known_children": (7, '["id-8", "id-9"]'),
     "reopen_dependencies": ('["id-7", "id-8"]',),
     "set_waits": (7, 1),
-    **dict.fromkeys(("delete_receiver", "detach_receiver", "close_open_children"), (7,)),
+    **dict.fromkeys(("delete_receiver", "detach_receiver", "mark_earlier_children_met"), (7,)),
     "receiver_deadline": (7, "step"),
     "step_result": (7, "step"),
     "leased_job": (f"id-{2 * ROWS + 7}", 1, "worker", NOW),

@@ -34,7 +34,7 @@ async def test_abandoned_call_is_cancelled_on_the_server(url: str) -> None:
     begun = time.monotonic()
 
     with pytest.raises(Unavailable, match="no answer in time"):
-        await store._open.pool.fetch(NumberedStatement("needle", NEEDLE, ()))
+        await store._resources.pool.fetch(NumberedStatement("needle", NEEDLE, ()))
 
     assert time.monotonic() - begun < 1.0 * slowness()
     await until_it_works(_ended)

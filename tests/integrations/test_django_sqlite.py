@@ -37,7 +37,7 @@ from django.utils.module_loading import import_string
 from holdfast.core.errors import ConfigError
 from holdfast.integrations.django import app, task
 from holdfast.integrations.django.database import find_place
-from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
+from holdfast.stores.sqlite.connection import WAL_RESET_FIXED_VERSION
 
 
 @task("note")
@@ -92,7 +92,7 @@ connection.set_autocommit(True)
 assert app.sync.count() == 1
 
 (pages,) = connection.cursor().execute("pragma wal_autocheckpoint").fetchone()
-assert (pages == 0) == (sqlite3.sqlite_version_info < SOUND_CHECKPOINT)
+assert (pages == 0) == (sqlite3.sqlite_version_info < WAL_RESET_FIXED_VERSION)
 
 with redirect_stdout(io.StringIO()) as listed:
     call_command("holdfast", "list", "--json")

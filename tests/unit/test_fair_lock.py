@@ -38,7 +38,7 @@ def test_frozen_process_delays_another_once(
     fair_lock: FairLock, path: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = take(path + name)
-    monkeypatch.setattr(writer, "_UNFAIR_SECONDS", 600.0)
+    monkeypatch.setattr(writer, "_SKIP_FAIRNESS_SECONDS", 600.0)
     monkeypatch.setattr(writer, "LOCK_TIMEOUT", 0.01)
     fair_lock.acquire_lock()
     fair_lock.release_lock()

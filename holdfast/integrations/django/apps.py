@@ -22,7 +22,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.models import JobFilter
 from holdfast.integrations.django import app
 from holdfast.settings.settings import SETTINGS
-from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
+from holdfast.stores.sqlite.connection import WAL_RESET_FIXED_VERSION
 
 _ALL = 1_000_000  # jobs of one call, as many as it may take
 
@@ -142,6 +142,6 @@ def leave_databases(*, connection: Any, **_: Any) -> None:
 
 def keep_checkpoints(*, connection: Any, **_: Any) -> None:
     """Leaves checkpoints of the file of the jobs to Holdfast, where SQLite has a fault in concurrent ones."""
-    is_faulty = connection.vendor == "sqlite" and sqlite3.sqlite_version_info < SOUND_CHECKPOINT
+    is_faulty = connection.vendor == "sqlite" and sqlite3.sqlite_version_info < WAL_RESET_FIXED_VERSION
     if is_faulty and connection.alias == app.database and app.holds_jobs:
         connection.connection.execute("pragma wal_autocheckpoint=0")

@@ -49,7 +49,7 @@ def load_statements(source: Traversable) -> Mapping[str, str]:
     """The statements of a file by name: a line ``-- name: claim`` starts one, ``-- own: claim`` one that no other store
     has.
 
-    A line ``-- fragment: shown`` starts a part of several statements; ``-- include: shown``, at
+    A line ``-- fragment: job_json`` starts a part of several statements; ``-- include: job_json``, at
     the end of a line, stands for it. ``NEVER_US`` stands for the number.
     """
     return _parsed(source.name, source.read_text(encoding="utf-8"))

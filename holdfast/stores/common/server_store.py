@@ -1,4 +1,4 @@
-"""Base of the stores on a server: one opening for each event loop, since connections belong to one."""
+"""Base of the stores on a server: one set of resources for each event loop, since connections belong to one."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\[\]:@]*)(:\d{0,5})?")
 CONNECT_BACKOFF, _MAX_BACKOFF = 0.02, 1.0  # seconds between tries to connect, before jitter
 _UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\S*\s*(?:certificate verify failed: )?([^(]*[^(. ])")
 _BAD_FILES = re.compile(r"PEM lib|X509:|KEY_VALUES")
-OpenedT = TypeVar("OpenedT", bound="Opened")
+ResourcesT = TypeVar("ResourcesT", bound="LoopResources")
 
 
-class ServedNotifications(Protocol):
-    """Waiting."""
+class LoopNotifications(Protocol):
+    """Notifications of one event loop: waits for topics."""
 
     async def wait(self, topics: Sequence[str], timeout: float, is_done: Callable[[], Awaitable[bool]]) -> None: ...
     async def close(self) -> None: ...
@@ -107,11 +107,11 @@ def check_tls(error: BaseException, place: str, parameter: str) -> None:
         raise ConfigError(f"{place}: the files given for TLS cannot be used: {text}; {remedy}") from error
 
 
-class Opened(ABC):
-    """The parts of a store opened for one event loop, closed together. Made in that loop."""
+class LoopResources(ABC):
+    """The open parts of a store in one event loop, closed together. Made in that loop."""
 
     pool: Closing
-    notifications: ServedNotifications
+    notifications: LoopNotifications
     queueing: Queueing
     maintenance: Maintenance
     admin: Admin
@@ -141,23 +141,23 @@ class Opened(ABC):
         """Check that the schema is ours, and bring it up to date; returns the applied migrations."""
 
 
-class _Opening:
-    """An opening that is under way, and the number of its callers."""
+class _PendingOpen:
+    """A call of ``open`` that is under way, and the number of its callers."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self.task = task
         self.callers = 0
 
 
-class ServerStore(ABC, Generic[OpenedT]):
+class ServerStore(ABC, Generic[ResourcesT]):
     """All of ``Store`` but what differs from server to server."""
 
     external: External | None = None
     """Needs no event loop where a caller's connection needs none."""
 
     def __init__(self) -> None:
-        self._opened: dict[asyncio.AbstractEventLoop, OpenedT] = {}
-        self._openings: dict[asyncio.AbstractEventLoop, _Opening] = {}
+        self._by_loop: dict[asyncio.AbstractEventLoop, ResourcesT] = {}
+        self._pending_opens: dict[asyncio.AbstractEventLoop, _PendingOpen] = {}
         self._migrated: list[str] = []  # migrations that opening applied
         self._portal: Portal | None = None
         self._callers = 0  # in the portal
@@ -166,43 +166,43 @@ class ServerStore(ABC, Generic[OpenedT]):
         self._process = os.getpid()
 
     @abstractmethod
-    def _opening(self) -> OpenedT:
+    def _make_resources(self) -> ResourcesT:
         """Returns the parts to hold for the running event loop, not connected yet."""
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
         self._check_process()
-        if loop in self._opened:
+        if loop in self._by_loop:
             return
-        opening = self._openings.get(loop)
-        if opening is None:
-            opening = self._openings[loop] = _Opening(loop.create_task(self._open_in(loop), context=Context()))
-        opening.callers += 1
+        pending = self._pending_opens.get(loop)
+        if pending is None:
+            pending = self._pending_opens[loop] = _PendingOpen(loop.create_task(self._open_in(loop), context=Context()))
+        pending.callers += 1
         try:
-            await asyncio.shield(opening.task)
+            await asyncio.shield(pending.task)
         finally:
-            opening.callers -= 1
-            if not opening.callers:
-                del self._openings[loop]
-                opening.task.cancel()  # if its callers were cancelled
-                await asyncio.wait([opening.task])
+            pending.callers -= 1
+            if not pending.callers:
+                del self._pending_opens[loop]
+                pending.task.cancel()  # if its callers were cancelled
+                await asyncio.wait([pending.task])
 
     async def _open_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Opens the store for all callers in this event loop: connections of each would be too many for the server."""
-        opened = self._opening()
+        resources = self._make_resources()
         try:
-            self._migrated += await opened.migrate()
+            self._migrated += await resources.migrate()
         except BaseException:
-            await opened.close()
+            await resources.close()
             raise
-        for ended in [each for each in self._opened if each.is_closed()]:
-            del self._opened[ended]
-        self._opened[loop] = opened
+        for ended in [each for each in self._by_loop if each.is_closed()]:
+            del self._by_loop[ended]
+        self._by_loop[loop] = resources
 
     async def close(self) -> None:
-        opened = self._opened.pop(asyncio.get_running_loop(), None)
-        if opened is not None and self._process == os.getpid():
-            await opened.close()
+        resources = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if resources is not None and self._process == os.getpid():
+            await resources.close()
         portal = self._portal
         if portal is not None and self._process == os.getpid() and not portal.is_here():
             self._portal = None
@@ -211,21 +211,21 @@ class ServerStore(ABC, Generic[OpenedT]):
     def close_in_all_loops(self) -> None:
         """Closes the store in every event loop, for a caller that cannot await ``close`` in each of them."""
         here = running_loop()
-        for loop, opened in list(self._opened.items()):
-            del self._opened[loop]
+        for loop, resources in list(self._by_loop.items()):
+            del self._by_loop[loop]
             if loop is here:
-                self._closing = loop.create_task(opened.close())
+                self._closing = loop.create_task(resources.close())
             elif loop.is_running():
-                asyncio.run_coroutine_threadsafe(opened.close(), loop).result(_CLOSE_SECONDS)
+                asyncio.run_coroutine_threadsafe(resources.close(), loop).result(_CLOSE_SECONDS)
             elif not loop.is_closed() and here is None:
-                loop.run_until_complete(opened.close())
+                loop.run_until_complete(resources.close())
         portal, self._portal = self._portal, None
         if portal is not None:
             portal.stop_thread()
 
     async def migrate(self) -> list[str]:
         applied, self._migrated = self._migrated, []
-        return applied + await self._open.migrate()
+        return applied + await self._resources.migrate()
 
     def blocking(self, call: Coroutine[Any, Any, T]) -> T:
         with self._lock:
@@ -244,17 +244,17 @@ class ServerStore(ABC, Generic[OpenedT]):
             if portal is not self._portal:
                 return
             self._callers -= 1
-            if not self._callers and portal.loop not in self._opened:
+            if not self._callers and portal.loop not in self._by_loop:
                 portal.stop_thread()  # while no other can be opened: ``close`` ends the one it finds
                 self._portal = None
 
     @property
-    def _open(self) -> OpenedT:
+    def _resources(self) -> ResourcesT:
         self._check_process()
-        opened = self._opened.get(asyncio.get_running_loop())
-        if opened is None:
+        resources = self._by_loop.get(asyncio.get_running_loop())
+        if resources is None:
             raise HoldfastError("this store is not open; await open() first, or use the application as a context")
-        return opened
+        return resources
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -262,39 +262,39 @@ class ServerStore(ABC, Generic[OpenedT]):
 
     @property
     def queueing(self) -> Queueing:
-        return self._open.queueing
+        return self._resources.queueing
 
     @property
     def maintenance(self) -> Maintenance:
-        return self._open.maintenance
+        return self._resources.maintenance
 
     @property
     def admin(self) -> Admin:
-        return self._open.admin
+        return self._resources.admin
 
     @property
     def query(self) -> Query:
-        return self._open.query
+        return self._resources.query
 
     @property
     def schedules(self) -> Schedules:
-        return self._open.schedules
+        return self._resources.schedules
 
     @property
     def limits(self) -> Limits:
-        return self._open.limits
+        return self._resources.limits
 
     @property
     def workflow(self) -> Workflow:
-        return self._open.workflow
+        return self._resources.workflow
 
     @property
     def health(self) -> Health:
-        return self._open.health
+        return self._resources.health
 
 
 async def wait_for_topics(
-    notifications: ServedNotifications,
+    notifications: LoopNotifications,
     any_finished: Callable[[Sequence[str]], Awaitable[bool]],
     topics: Sequence[str],
     timeout: float,

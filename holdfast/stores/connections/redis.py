@@ -49,7 +49,7 @@ _FORBIDDEN = re.compile(
 _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE")
 
 
-class Unconfirmed(Exception):
+class WriteNotConfirmed(Exception):
     """The write was done, but the disk or the replicas did not confirm it in time."""
 
 
@@ -177,13 +177,13 @@ class RedisPool:
         finally:
             connection.close()
 
-    async def _with_connection(self, once: Callable[[RedisConnection], Awaitable[T]], give_up: float) -> T:
-        """Run ``once`` on a connection. After any failure but an error the server answered it is thrown away."""
+    async def _with_connection(self, operation: Callable[[RedisConnection], Awaitable[T]], give_up: float) -> T:
+        """Run ``operation`` on a connection. After any failure but an error the server answered it is thrown away."""
         async with self._room:
             connection = await self._acquire(give_up)
             self._busy.add(connection)
             try:
-                result = await once(connection)
+                result = await operation(connection)
             except BaseException as error:
                 if isinstance(error, driver.ResponseError | UnicodeEncodeError):  # the connection is as good as before
                     self._release(connection)
@@ -300,13 +300,13 @@ class RedisPool:
 
     async def call(
         self,
-        once: Callable[[RedisConnection], Awaitable[T]],
+        operation: Callable[[RedisConnection], Awaitable[T]],
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
         extra_time: float = 0.0,
     ) -> T:
-        """Run ``once`` on a connection, again while the server is unreachable. ``on_uncertain`` is called at each
+        """Run ``operation`` on a connection, again while the server is unreachable. ``on_uncertain`` is called at each
         failure after which it is unknown whether it ran; ``retry_for``: seconds, if fewer than usual;
         ``extra_time``: added to the deadline."""
         usual = RETRY_FOR if self._retry_for is None else self._retry_for
@@ -315,10 +315,10 @@ class RedisPool:
         while True:
             try:
                 async with asyncio.timeout_at(ends):
-                    return await self._with_connection(once, give_up)
+                    return await self._with_connection(operation, give_up)
             except driver.AuthenticationError as error:
                 raise ConfigError(f"{self.place} refuses us: {one_line(error)}; check the URL and rights") from error
-            except Unconfirmed as error:
+            except WriteNotConfirmed as error:
                 if on_uncertain is not None:
                     on_uncertain()
                 remedy = "try again, under the same key or id nothing is done twice"

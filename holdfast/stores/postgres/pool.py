@@ -217,13 +217,13 @@ class PostgresPool:
                 raise ConfigError("passfile: a line is not host:port:database:user:password; correct it") from error
             raise ConfigError(f"url: {one_line(error)}") from error
 
-    async def _with_connection(self, once: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
-        """Run ``once`` on a connection. After any failure but a refusal, by the server or by us, it is thrown away."""
+    async def _with_connection(self, operation: Callable[[Connection], Awaitable[T]], give_up: float) -> T:
+        """Run ``operation`` on a connection. After any failure but a refusal, by the server or by us, it is closed."""
         async with self._room:
             connection = await self._acquire(give_up)
             self._busy.add(connection)
             try:
-                result = await once(connection)
+                result = await operation(connection)
             except BaseException as error:
                 if isinstance(error, asyncpg.PostgresError | HoldfastError) and not isinstance(error, _UNREACHABLE):
                     self._give_back(connection)
@@ -401,13 +401,13 @@ class PostgresPool:
 
     async def call(
         self,
-        once: Callable[[Connection], Awaitable[T]],
+        operation: Callable[[Connection], Awaitable[T]],
         *,
         on_uncertain: Callable[[], object] | None = None,
         retry_for: float | None = None,
         extra_time: float = 0.0,
     ) -> T:
-        """Run ``once`` on a connection, again while the server is unreachable or other transactions conflict with it.
+        """Run ``operation`` on a connection, again while the server is unreachable or transactions conflict with it.
 
         ``on_uncertain`` is called at each failure after which it is unknown whether the server has done it;
         ``retry_for``: seconds, if fewer than usual; ``extra_time``: added to the call deadline, for large calls.
@@ -418,7 +418,7 @@ class PostgresPool:
         while True:
             try:
                 async with asyncio.timeout_at(ends):
-                    return await self._with_connection(once, give_up)
+                    return await self._with_connection(operation, give_up)
             except _CONFLICT as error:
                 conflicts += 1
                 if conflicts >= _CONFLICTS:

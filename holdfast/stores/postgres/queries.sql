@@ -11,7 +11,7 @@
 -- A name stands for the same work in every SQL store; what only this one needs is its own. A fragment is no statement: it
 -- stands, once, for what several have in common.
 
--- fragment: shown
+-- fragment: job_columns
 -- A job as a reader sees it: the fields of Job (core/models.py) in their order.
 j.id::text, j.task, j.queue, j.payload, j.claims, j.attempts, j.max_attempts, -j.rank, j.lost_leases, j.run_at,
 j.created_at, j.options, j.state, j.worker, j.lease_until, j.started_at, j.ended_at, j.reason, j.error, j.result,
@@ -797,7 +797,7 @@ delete from holdfast.worker where id = :worker;
 
 -- name: expired_leases
 -- A row that another transaction holds is left alone: its own handler is about to end the job.
-select -- include: shown
+select -- include: job_columns
 from holdfast.job j where j.state = 2 and j.lease_until <= :now
 order by j.lease_until limit :limit for no key update skip locked;
 
@@ -1049,11 +1049,11 @@ where alive_until > :now
 returning id;
 
 -- name: get
-select -- include: shown
+select -- include: job_columns
 from holdfast.job j where j.id = :id;
 
 -- name: get_many
-select -- include: shown
+select -- include: job_columns
 from holdfast.job j where j.id = any(:ids::uuid[]);
 
 -- name: summaries
@@ -1064,7 +1064,7 @@ select j.id::text, j.task, j.queue, '{}', j.claims, j.attempts, j.max_attempts, 
 from holdfast.job j where j.id = any(:ids::uuid[]);
 
 -- name: find
-select -- include: shown
+select -- include: job_columns
 from holdfast.job j
 where j.id < :before and j.id >= :after and -- include: matching
 order by j.id desc limit :limit;
@@ -1074,7 +1074,7 @@ select id from holdfast.job where id < :before order by id desc limit 1 offset :
 
 -- name: find_ended
 -- The same for one of the states dead and cancelled, through their own index: they are few among millions.
-select -- include: shown
+select -- include: job_columns
 from holdfast.job j
 where (+j.state) > 5 and (j.state, j.id) < (:state::smallint, :before::uuid)
   and (j.state, j.id) >= (:state::smallint, '00000000-0000-0000-0000-000000000000'::uuid) and -- include: matching
@@ -1082,7 +1082,7 @@ order by j.state desc, j.id desc limit :limit;
 
 -- name: find_tagged
 -- The same for jobs with a tag, through the tags, which are in the order of the jobs.
-select -- include: shown
+select -- include: job_columns
 from holdfast.tag t cross join lateral (select * from holdfast.job where id = t.job_id offset 0) j
 where (t.tag, t.job_id) < (:tag::text, :before::uuid)
   and (t.tag, t.job_id) >= (:tag::text, '00000000-0000-0000-0000-000000000000'::uuid) and -- include: matching
@@ -1090,7 +1090,7 @@ order by t.tag desc, t.job_id desc limit :limit;
 
 -- name: find_unended
 -- The same for states of jobs that have not ended, through the indexes of these states: at most :max_count of each.
-select -- include: shown
+select -- include: job_columns
 from (
     select j.* from (
         (select * from holdfast.job where state = 0 and 0 = any(:states::smallint[])

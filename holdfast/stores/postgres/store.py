@@ -20,7 +20,7 @@ from holdfast.stores.common.named_sql import (
     load_statements,
     noted_script,
 )
-from holdfast.stores.common.server_store import Opened, ServerStore
+from holdfast.stores.common.server_store import LoopResources, ServerStore
 from holdfast.stores.postgres.admin import PostgresAdmin
 from holdfast.stores.postgres.encoding import in_schema, number_parameters
 from holdfast.stores.postgres.external_tx import PostgresExternal
@@ -37,7 +37,7 @@ from holdfast.stores.postgres.workflow import PostgresWorkflow
 from holdfast.stores.transportable import TransportQueries
 
 
-class PostgresStore(ServerStore["_OpenedPostgres"]):
+class PostgresStore(ServerStore["_PostgresResources"]):
     """A store in one schema. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
     ``call_deadline``: seconds a call takes at most, if a caller waits for its answer."""
 
@@ -51,13 +51,13 @@ class PostgresStore(ServerStore["_OpenedPostgres"]):
         self.sql = number_parameters(load_statements(here / "queries.sql"), self.address.schema)
         self.migrations = load_migrations(here / "migrations")
         self.limit_cache = LimitCache(self._read_limits)
-        self.external = PostgresExternal(lambda: self._open.pool, self.sql, now, self.url, self.limit_cache)
+        self.external = PostgresExternal(lambda: self._resources.pool, self.sql, now, self.url, self.limit_cache)
 
     async def _read_limits(self) -> list[Limit]:
-        return await self._open.limits.read_limits()
+        return await self._resources.limits.read_limits()
 
-    def _opening(self) -> _OpenedPostgres:
-        return _OpenedPostgres(self)
+    def _make_resources(self) -> _PostgresResources:
+        return _PostgresResources(self)
 
     async def missing(self) -> str | None:
         pool = PostgresPool(self.address, now=None)
@@ -71,10 +71,10 @@ class PostgresStore(ServerStore["_OpenedPostgres"]):
 
     @property
     def transport_queries(self) -> TransportQueries:
-        return self._open.transport_queries
+        return self._resources.transport_queries
 
 
-class _OpenedPostgres(Opened):
+class _PostgresResources(LoopResources):
     """The connections of one event loop and the verbs on them."""
 
     pool: PostgresPool

@@ -13,7 +13,7 @@ from redis import exceptions as driver
 from holdfast.core.errors import ConfigError, Unavailable
 from holdfast.stores.common.unconfirmed import perhaps_done
 from holdfast.stores.connections import redis
-from holdfast.stores.connections.redis import Script, Unconfirmed
+from holdfast.stores.connections.redis import Script, WriteNotConfirmed
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.connections.redis_url import Server, parse_server
 from holdfast.stores.redis.snapshot import OWN_NAMES
@@ -63,12 +63,12 @@ class NamespacePool(redis.RedisPool):
             return True
         known = self._latest
         try:
-            lost, stands = await connection.send_command(
+            lost, is_known = await connection.send_command(
                 "EVAL", self._lost.text, 5, *self.address.keys, self._instant, self.name, *known
             )
         except driver.ResponseError:
             return False  # it takes no writes now: the call itself says so, and the next one asks again
-        if not stands and self._latest == known:
+        if not is_known and self._latest == known:
             self._latest = None
         if lost:
             text = "%s came back without %d or more of the jobs that it had acknowledged"
@@ -151,9 +151,9 @@ class NamespacePool(redis.RedisPool):
             raise answer
         local, others = answer if synced else (1, answer)
         if not local:
-            raise Unconfirmed(f"its disk did not have it within {self._confirmed:g} s")
+            raise WriteNotConfirmed(f"its disk did not have it within {self._confirmed:g} s")
         if others < wanted:
-            raise Unconfirmed(f"{others} of {wanted} replicas had it within {self._confirmed:g} s")
+            raise WriteNotConfirmed(f"{others} of {wanted} replicas had it within {self._confirmed:g} s")
 
 
 LEVELS = ("none", "everysec", "waitaof", "always")

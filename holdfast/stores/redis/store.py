@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from holdfast.core.errors import ConfigError, Invalid, StoreMismatch
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.server_store import Opened, ServerStore
+from holdfast.stores.common.server_store import LoopResources, ServerStore
 from holdfast.stores.connections.redis import Script, load_scripts
 from holdfast.stores.redis.admin import RedisAdmin
 from holdfast.stores.redis.encoding import Specs
@@ -22,7 +22,7 @@ from holdfast.stores.redis.server_info import EvictionWatch, ServerInfo, may_evi
 from holdfast.stores.redis.workflow import RedisWorkflow
 
 
-class RedisStore(ServerStore["_OpenedRedis"]):
+class RedisStore(ServerStore["_RedisResources"]):
     """A store in one namespace. ``now`` (microseconds since 1970) replaces the server's clock; only tests give one.
     ``call_deadline``: seconds a call takes at most, if a caller waits for its answer."""
 
@@ -35,8 +35,8 @@ class RedisStore(ServerStore["_OpenedRedis"]):
         self.eviction = EvictionWatch()
         self.scripts = load_scripts("holdfast.stores.redis", "basics", "common")
 
-    def _opening(self) -> _OpenedRedis:
-        return _OpenedRedis(self)
+    def _make_resources(self) -> _RedisResources:
+        return _RedisResources(self)
 
     async def missing(self) -> str | None:
         pool = NamespacePool(self.address, now=None)
@@ -49,7 +49,7 @@ class RedisStore(ServerStore["_OpenedRedis"]):
         raise Invalid("migrations", span, "leave it out: Redis has no tables, opening the store is all there is to do")
 
 
-class _OpenedRedis(Opened):
+class _RedisResources(LoopResources):
     """The connections of one event loop and the verbs on them."""
 
     pool: NamespacePool

@@ -97,31 +97,31 @@ class SqliteClaimBuilder:
 
     def _take(self, pick: str, **parameters: object) -> None:
         values = {"now": self._lease["now"], "worker": self._lease["worker"], **parameters}
-        seqs, shown, must_start = self.connection.execute(self._sql[pick], values).fetchone()
+        seqs, jobs_json, must_start = self.connection.execute(self._sql[pick], values).fetchone()
         if seqs == "[]":
             return
         must_start = must_start or 0
         if must_start > self._must_start_left:
-            fitting, stopped_at_last_attempt = _fitting(array_elements(shown), self._must_start_left)
+            fitting, stopped_at_last_attempt = _fitting(array_elements(jobs_json), self._must_start_left)
             self.stopped_at_last_attempt = self.stopped_at_last_attempt or stopped_at_last_attempt
             if not fitting:
                 return
             seqs = as_json(decode_seqs(seqs)[number] for number in fitting)
-            shown = f"[{','.join(array_elements(shown)[number] for number in fitting)}]"
+            jobs_json = f"[{','.join(array_elements(jobs_json)[number] for number in fitting)}]"
             must_start = self._must_start_left
         self._must_start_left -= must_start
         self.connection.execute(self._sql["claim_picked"], {"seqs": seqs, **self._lease})
         try:
-            jobs = decode_jobs(shown)
+            jobs = decode_jobs(jobs_json)
         except UNREADABLE:
-            jobs = self._decode_or_end(decode_seqs(seqs), array_elements(shown))
+            jobs = self._decode_or_end(decode_seqs(seqs), array_elements(jobs_json))
         self.jobs += jobs
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
-    def _decode_or_end(self, seqs: Sequence[int], shown: Sequence[str]) -> list[Job]:
+    def _decode_or_end(self, seqs: Sequence[int], jobs_json: Sequence[str]) -> list[Job]:
         """Returns the readable jobs. One that another program corrupted becomes dead, and blocks no queue."""
         jobs = []
-        for seq, each in zip(seqs, shown, strict=True):
+        for seq, each in zip(seqs, jobs_json, strict=True):
             try:
                 jobs.append(decode_job(each))
             except UNREADABLE as error:
@@ -131,13 +131,13 @@ class SqliteClaimBuilder:
         return jobs
 
 
-def _fitting(shown: Sequence[str], max_must_start: int) -> tuple[list[int], bool]:
+def _fitting(jobs_json: Sequence[str], max_must_start: int) -> tuple[list[int], bool]:
     """Returns indexes of the jobs that a claim takes, and True if a last attempt beyond ``max_must_start`` ends it.
 
     Suspects beyond ``max_must_start`` are skipped.
     """
     fitting: list[int] = []
-    for number, each in enumerate(shown):
+    for number, each in enumerate(jobs_json):
         with suppress(*UNREADABLE):
             job = decode_job(each)
             if must_start_now(job) and max_must_start == 0:

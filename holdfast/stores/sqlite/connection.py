@@ -15,7 +15,7 @@ from holdfast.core.models import Finding
 
 APPLICATION_ID = 0x484F4C44  # "HOLD"
 OLDEST_SQLITE = (3, 38, 0)  # STRICT tables and ->>
-SOUND_CHECKPOINT = (3, 51, 3)
+WAL_RESET_FIXED_VERSION = (3, 51, 3)
 """Below this version two connections that checkpoint and write at once can corrupt a file (SQLite's WAL-reset fault).
 Automatic checkpoints are therefore off on every connection of ours, and ours run alone (see ``writer.py``)."""
 

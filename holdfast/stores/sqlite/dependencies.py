@@ -185,9 +185,9 @@ def wait_for_children(
     states = {child: STATES[code] for child, code, _ in rows}
     others = {child: state for child, state in states.items() if child != job_id}
     edges = [(child, Condition.END, _edge_state(Condition.END, state)) for child, state in others.items()]
-    held = [(own, Condition.END, _MET, job) for own, job in children.items() if job in others and own not in others]
-    yield Statement(statements["close_open_children"], (seq,))
-    yield Statement(statements["add_dependencies"], (job_id, as_json([*edges, *held]), 1))
+    answered = [(own, Condition.END, _MET, job) for own, job in children.items() if job in others and own not in others]
+    yield Statement(statements["mark_earlier_children_met"], (seq,))
+    yield Statement(statements["add_dependencies"], (job_id, as_json([*edges, *answered]), 1))
     yield Statement(statements["detach_receiver"], (seq,))
     yield Statement(statements["set_waits"], (seq, sum(state not in TERMINAL for state in others.values())))
     return states

@@ -40,12 +40,12 @@ def array_elements(array: str) -> list[str]:
     return found
 
 
-def read_job(shown: str) -> Job:
-    """A job as a reader is shown it. Of a row that another program corrupted, unreadable values are left out."""
+def read_job(job_json: str) -> Job:
+    """A job as a reader is job_json it. Of a row that another program corrupted, unreadable values are left out."""
     try:
-        return decode_job(shown)
+        return decode_job(job_json)
     except UNREADABLE:
-        fields = array_elements(shown)
+        fields = array_elements(job_json)
         fields[_OPTIONS] = "null"
         if fields[_PAYLOAD] == "null":
             fields[_PAYLOAD] = '"null"'

@@ -12,7 +12,7 @@ from holdfast.core.models import JobState, Lease, NewJob, Settled, Submitted, Tx
 from holdfast.core.steps import NewStep, StepReceipt
 from holdfast.stores.base import Statement, StatementFlow
 from holdfast.stores.common.named_sql import STATES
-from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT
+from holdfast.stores.sqlite.connection import WAL_RESET_FIXED_VERSION
 from holdfast.stores.sqlite.dependencies import resolve_dependencies
 from holdfast.stores.sqlite.limits import LimitedFamily
 from holdfast.stores.sqlite.submission import submit_one_by_one
@@ -36,7 +36,7 @@ class SqliteExternal(LimitedFamily):
                 file or ":memory:",
                 f"it is open on another database; this application's jobs are in {self._path}",
             )
-        if sqlite3.sqlite_version_info < SOUND_CHECKPOINT:
+        if sqlite3.sqlite_version_info < WAL_RESET_FIXED_VERSION:
             yield Statement("pragma wal_autocheckpoint=0")  # see connection.py: ours run alone
 
     def submit_flow(self, jobs: Sequence[NewJob]) -> StatementFlow[list[Submitted]]:

@@ -16,7 +16,7 @@ from holdfast.core.errors import ConfigError, Invalid
 from holdfast.core.models import Finding
 from holdfast.core.portal import running_loop
 from holdfast.stores.common.named_sql import nameless_queue
-from holdfast.stores.sqlite.connection import SOUND_CHECKPOINT, connect, file_system, translate_errors
+from holdfast.stores.sqlite.connection import WAL_RESET_FIXED_VERSION, connect, file_system, translate_errors
 from holdfast.stores.sqlite.opened import SqliteFamily
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class SqliteHealth(SqliteFamily):
 
     async def doctor(self) -> list[Finding]:
         durability, now_us = await self.durability(), self._now()
-        return [durability, *await _aside(lambda: run_checks(self._sql, self._path, now_us))]
+        return [durability, *await _in_thread(lambda: run_checks(self._sql, self._path, now_us))]
 
     async def durability(self) -> Finding:
         opened = self._opened()
@@ -43,13 +43,13 @@ class SqliteHealth(SqliteFamily):
 
     async def backup(self, path: str) -> None:
         self._opened().identity.check_files()
-        await _aside(lambda: copy_file(self._path, path))
+        await _in_thread(lambda: copy_file(self._path, path))
 
     async def server_time_us(self) -> int:
         return self._now()
 
 
-async def _aside(work: Callable[[], T]) -> T:
+async def _in_thread(work: Callable[[], T]) -> T:
     """Run work that reads a whole file: on a thread of its own beside an event loop, right here otherwise."""
     if running_loop() is None:
         return work()
@@ -90,7 +90,7 @@ def run_checks(statements: Mapping[str, str], path: str, now_us: int) -> list[Fi
             _version(),
             _place(path),
             _integrity(reader),
-            _log(path),
+            _wal(path),
             _stuck(reader, statements, now_us),
             nameless_queue(reader.execute(statements["nameless_queue_jobs"]).fetchone()[0], "holdfast_job"),
             _mode(path),
@@ -99,7 +99,7 @@ def run_checks(statements: Mapping[str, str], path: str, now_us: int) -> list[Fi
 
 def _version() -> Finding:
     version = sqlite3.sqlite_version
-    if sqlite3.sqlite_version_info >= SOUND_CHECKPOINT:
+    if sqlite3.sqlite_version_info >= WAL_RESET_FIXED_VERSION:
         return Finding("sqlite", "ok", f"SQLite {version}")
     return Finding(
         "sqlite",
@@ -125,7 +125,7 @@ def _integrity(reader: sqlite3.Connection) -> Finding:
     return Finding("integrity", "error", str(verdict), "stop every worker and restore a backup")
 
 
-def _log(path: str) -> Finding:
+def _wal(path: str) -> Finding:
     wal = Path(path + "-wal")
     size = wal.stat().st_size if wal.exists() else 0
     text = f"write-ahead log {size / (1 << 20):.1f} MiB"

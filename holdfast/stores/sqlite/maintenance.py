@@ -48,7 +48,7 @@ class SqliteMaintenance(SqliteFamily):
     async def find_expired_leases(self, *, limit: int) -> list[Job]:
         values = {"now": self._now(), "limit": limit}
         return await self._opened().read(
-            lambda reader: [read_job(shown) for (shown,) in reader.execute(self._sql["expired_leases"], values)]
+            lambda reader: [read_job(job_json) for (job_json,) in reader.execute(self._sql["expired_leases"], values)]
         )
 
     async def prune(self, ended_for: Mapping[str, timedelta], *, limit: int) -> int:

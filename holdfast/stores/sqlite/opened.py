@@ -45,12 +45,12 @@ class OpenedSqlite:
         self.durability = durability(self.writer.connection)  # stays so; and later it may wait for a lock
         _mark_in_children(self)
 
-    async def read(self, search: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``search`` on the reader: in its own thread beside an event loop, right here otherwise."""
+    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``query`` on the reader: in its own thread beside an event loop, right here otherwise."""
         loop = running_loop()
         if loop is None:
-            return self.reader.run_search(search)
-        return await loop.run_in_executor(self.readers, self.reader.run_search, search)
+            return self.reader.run_query(query)
+        return await loop.run_in_executor(self.readers, self.reader.run_query, query)
 
     async def search(
         self, search: Callable[[sqlite3.Connection], T], where: JobFilter, *, seconds: float | None = None
@@ -61,7 +61,7 @@ class OpenedSqlite:
         if running_loop() is None or search_pool is None or call_deadline is None:
             return await self.read(search)
         usual = search_pool.unsuccessful if is_unsuccessful(where) else search_pool.others
-        slot = usual if seconds is None else search_pool.changes
+        slot = usual if seconds is None else search_pool.bulk_searches
         return await slot.search(
             search, _SEARCH * call_deadline if seconds is None else seconds, (1 - _SEARCH) * call_deadline
         )
@@ -120,11 +120,11 @@ class Reader:
         self._identity = identity
         self._lock = threading.Lock()
 
-    def run_search(self, search: Callable[[sqlite3.Connection], T]) -> T:
-        """Returns the result of ``search``."""
+    def run_query(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Returns the result of ``query``."""
         with self._lock, translate_errors(self._path):
             self._identity.check_files()
-            return search(self._connection)
+            return query(self._connection)
 
     def close(self) -> None:
         """Close the connection."""
@@ -146,7 +146,7 @@ class Searcher(Reader):
     def search(self, search: Callable[[sqlite3.Connection], T], seconds: float) -> T:
         """Returns the result of ``search``; raises TooBroad after so many seconds."""
 
-        def run_search_in_time(connection: sqlite3.Connection) -> T:
+        def run_in_time(connection: sqlite3.Connection) -> T:
             self._ends = time.monotonic() + seconds
             try:
                 return search(connection)
@@ -157,7 +157,7 @@ class Searcher(Reader):
                     raise HoldfastError("the store was closed while it was searched") from error
                 raise TooBroad(seconds) from error
 
-        return self.run_search(run_search_in_time)
+        return self.run_query(run_in_time)
 
     def abort_searches(self) -> None:
         """Give up running and pending searches: the store is being closed."""
@@ -189,12 +189,12 @@ class SearchSlot:
 
 
 class SearchPool:
-    """Three slots: for changes, which may take long, for mostly quick searches, and for the rest."""
+    """Three slots: for searches of bulk changes, which may take long, for mostly quick searches, and for the rest."""
 
     def __init__(self, path: str, identity: FileIdentity) -> None:
-        self.changes, self.unsuccessful, self.others = (SearchSlot(path, identity) for _ in range(3))
+        self.bulk_searches, self.unsuccessful, self.others = (SearchSlot(path, identity) for _ in range(3))
 
     def close(self) -> None:
         """Close all three."""
-        for slot in (self.changes, self.unsuccessful, self.others):
+        for slot in (self.bulk_searches, self.unsuccessful, self.others):
             slot.close()

@@ -8,7 +8,7 @@
 -- A name stands for the same work in every SQL store; what only this one needs is its own. A fragment is no statement: it
 -- stands, once, for what several have in common.
 
--- fragment: shown
+-- fragment: job_json
 -- A job as a reader sees it: the fields of Job (core/models.py) in their order.
 json_array(
     j.id, j.task, j.queue, coalesce(j.payload, (select p.payload from holdfast_payload p where p.seq = j.seq)),
@@ -417,7 +417,7 @@ insert into holdfast_dependency (waiter, job_id, condition, state, is_child, hol
 select j.seq, d.value ->> 0, d.value ->> 1, d.value ->> 2, ?3, d.value ->> 3 from holdfast_job j cross join json_each(?2) d where j.id = ?1
 on conflict do update set condition = excluded.condition, state = excluded.state, is_child = excluded.is_child;
 
--- own: close_open_children
+-- own: mark_earlier_children_met
 -- A job waits for something else: the children of its earlier wait count as met.
 update holdfast_dependency set state = 1 where waiter = ? and is_child and state = 0;
 
@@ -639,7 +639,7 @@ select exists (select 1 from holdfast_worker where command <> 'none' and id in (
 delete from holdfast_worker where id = :worker;
 
 -- name: expired_leases
-select -- include: shown
+select -- include: job_json
 from holdfast_job j where j.state = 2 and j.lease_until <= :now order by j.lease_until limit :limit;
 
 -- fragment: prunable
@@ -755,11 +755,11 @@ where alive_until > :now and (:workers is null or id in (select value from json_
 returning id;
 
 -- name: get
-select -- include: shown
+select -- include: job_json
 from holdfast_job j where j.id = :id;
 
 -- name: get_many
-select -- include: shown
+select -- include: job_json
 from holdfast_job j where j.id in (select value from json_each(:ids));
 
 -- name: summaries
@@ -773,7 +773,7 @@ select json_array(
 from holdfast_job j where j.id in (select value from json_each(:ids));
 
 -- name: find
-select j.seq, -- include: shown
+select j.seq, -- include: job_json
 from holdfast_job j
 where j.seq < :before and j.seq >= :after and -- include: matching
 order by seq desc limit :limit;
@@ -783,14 +783,14 @@ select coalesce(max(seq), 0) from holdfast_job;
 
 -- name: find_ended
 -- The same for one of the states dead and cancelled, through their own index: they are few among millions.
-select j.seq, -- include: shown
+select j.seq, -- include: job_json
 from holdfast_job j
 where j.state > 5 and j.state = :state and j.seq < :before and -- include: matching
 order by seq desc limit :limit;
 
 -- name: find_tagged
 -- The same for jobs with a tag, through the tags, which are in the order of the jobs.
-select j.seq, -- include: shown
+select j.seq, -- include: job_json
 from holdfast_tag t cross join holdfast_job j on j.seq = t.seq
 where t.tag = :tag and t.seq < :before and -- include: matching
 order by t.seq desc limit :limit;
@@ -817,7 +817,7 @@ picked (seq) as materialized (
     select j.seq from unended cross join holdfast_job j on j.seq = unended.seq
     where j.seq < :before and -- include: matching
     order by j.seq desc limit :limit)
-select j.seq, -- include: shown
+select j.seq, -- include: job_json
 from picked cross join holdfast_job j on j.seq = picked.seq order by j.seq desc;
 
 -- name: count_unended

@@ -141,7 +141,7 @@ class JobReader:
         return self._by_ids(reader, "get_many", job_ids)
 
     def _by_ids(self, reader: sqlite3.Connection, statement: str, job_ids: Sequence[str]) -> list[Job | None]:
-        jobs = [read_job(shown) for (shown,) in reader.execute(self._sql[statement], {"ids": as_json(job_ids)})]
+        jobs = [read_job(job_json) for (job_json,) in reader.execute(self._sql[statement], {"ids": as_json(job_ids)})]
         found = {job.id: job for job in jobs}
         return [found.get(job_id) for job_id in job_ids]
 
@@ -168,7 +168,7 @@ class JobReader:
                 found |= reader.execute(self._sql[search.statement], values | own)
         rows = sorted(found.items(), reverse=True)
         following = rows[limit - 1][0] if len(rows) > limit else end
-        return Page(jobs=[read_job(shown) for _, shown in rows[:limit]], cursor=str(following) if following else None)
+        return Page(jobs=[read_job(text) for _, text in rows[:limit]], cursor=str(following) if following else None)
 
     def _find_in_parts(
         self,
@@ -207,7 +207,7 @@ class JobReader:
 
     def attempts(self, reader: sqlite3.Connection, job_id: str) -> list[Attempt]:
         """The attempts of a job that did not succeed."""
-        return [_decode_attempt(shown) for (shown,) in reader.execute(self._sql["attempts"], {"id": job_id})]
+        return [_decode_attempt(attempt) for (attempt,) in reader.execute(self._sql["attempts"], {"id": job_id})]
 
     def logs(self, reader: sqlite3.Connection, job_id: str, *, limit: int, cursor: str | None) -> LogPage:
         """A page of a job's log lines."""

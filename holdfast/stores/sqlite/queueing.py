@@ -90,7 +90,7 @@ class SqliteQueueing(LimitedFamily):
             # After a full claim there is probably more; of given ids the refused ones must be counted.
             None
             if self._was_full or request.ids is not None
-            else lambda: opened.lookup.run_search(lambda reader: self._precheck_claim(reader, request, self._now())),
+            else lambda: opened.lookup.run_query(lambda reader: self._precheck_claim(reader, request, self._now())),
         )
 
     def _precheck_claim(self, reader: sqlite3.Connection, request: ClaimRequest, now_us: int) -> Claim | None:
@@ -378,7 +378,7 @@ class SqliteQueueing(LimitedFamily):
 
     # ── wait ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def wait(self, topics: Sequence[str], *, timeout: float) -> None:
-        notifications, search = self._opened().notifications, self._opened().lookup.run_search
+        notifications, search = self._opened().notifications, self._opened().lookup.run_query
         job_ids, workers = jobs_of_topics(topics), as_json(topic.removeprefix("worker:") for topic in topics)
 
         def is_done() -> bool:

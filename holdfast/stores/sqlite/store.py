@@ -89,7 +89,7 @@ class SQLiteStore:
             create_private(self.path)
             opened = self._opened_together()
             try:
-                if not opened.reader.run_search(lambda reader: is_current(reader, self._migrations)):
+                if not opened.reader.run_query(lambda reader: is_current(reader, self._migrations)):
                     opened.migrated = opened.writer.write(self._migrating)
             except BaseException:
                 opened.close()

@@ -68,7 +68,7 @@ def _submit_one(statements: Mapping[str, str], job: NewJob, now_us: int) -> Stat
         holder = yield from take_unique(statements, job.id, job.unique, now_us)
         if holder != job.id:
             yield Statement(statements["release_key"], (job.key,))
-            on_conflict = "keep" if job.after else job.unique.on_conflict  # a job that waits has no time to give
+            on_conflict = "keep" if job.after else job.unique.on_conflict  # a waiting job has no run_at of its own
             changed = yield from _apply_conflict(statements, job, on_conflict, holder, now_us)
             return Submitted(holder, False, changed=changed)
     inserted = yield Statement(statements["insert_single_job"], job_row(job, now_us))
@@ -123,7 +123,7 @@ def rewrite_unstarted(
     *,
     unstarted: bool = False,
 ) -> StatementFlow[Rows]:
-    """Changes a job that waits, in one of these states, as bits. Returns its row; none where it is in another.
+    """Changes a job in one of ``states``, given as bits. Returns its row; none if the job is in another state.
     ``unstarted``: only if no worker has taken it."""
     rank = None if changes.priority is None else -changes.priority
     run_at = run_at_us(changes, now_us) if changes.has_time else None

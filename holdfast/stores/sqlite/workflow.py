@@ -78,7 +78,7 @@ class SqliteWorkflow(LimitedFamily):
         if signal is None and until_us > now_us:
             place = (seq, wait.topic, step.name, step.number, step.is_ordered, step.lease.claims, now_us, until_us)
             connection.execute(self._sql["set_receiver"], place)
-            connection.execute(self._sql["close_open_children"], (seq,))
+            connection.execute(self._sql["mark_earlier_children_met"], (seq,))
             connection.execute(self._sql["set_waits"], (seq, 1))
             return SignalReceipt(time_left=(until_us - now_us) * MICROSECOND)
         result = waits.TIMED_OUT if signal is None else waits.signal_result(signal[0])

@@ -349,7 +349,7 @@ def _resolve(members: list[_PendingChange[Any]]) -> None:
 
 
 LOCK_TIMEOUT = 2.0  # seconds
-_UNFAIR_SECONDS = 5.0  # seconds
+_SKIP_FAIRNESS_SECONDS = 5.0
 _PAUSES = (0.00005, 0.0001, 0.0002, 0.0005)  # seconds between looks: short at first, a hand-over takes about as long
 
 
@@ -363,17 +363,17 @@ class FairLock:
         # Empty once they are closed: another file may have their numbers then.
         self._files: tuple[int, ...] = (self._next_lock, self._writer_lock)
         self._locked = False
-        self._unfair_until = 0.0  # a process is frozen here: until then none waits behind it again
+        self._skip_fairness_until = 0.0  # after a time-out: a process is frozen, and none waits for it
 
     def acquire_lock(self) -> None:
-        """Returns once this thread may write; ``release_lock`` must follow."""
+        """Returns once this thread may write, or after the time-out, without fairness; ``release_lock`` must follow."""
         self._threads.acquire()
         try:
             now = time.monotonic()
-            deadline = now if now < self._unfair_until else now + LOCK_TIMEOUT
+            deadline = now if now < self._skip_fairness_until else now + LOCK_TIMEOUT
             is_next = _take(self._next_lock, deadline)
             self._locked = _take(self._writer_lock, deadline)
-            self._unfair_until = 0.0 if is_next and self._locked else time.monotonic() + _UNFAIR_SECONDS
+            self._skip_fairness_until = 0.0 if is_next and self._locked else time.monotonic() + _SKIP_FAIRNESS_SECONDS
             if is_next:
                 fcntl.flock(self._next_lock, fcntl.LOCK_UN)
         except BaseException:  # an interrupt from the keyboard, while it has either file

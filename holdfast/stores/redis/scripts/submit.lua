@@ -422,7 +422,7 @@ local function store(id, spec, when, payload, key, key_for, options, has_client_
             if created_ids[unique_holder] then
                 write_created()
             end
-            if on_conflict == 'keep' or after then -- a job that waits has no time to give
+            if on_conflict == 'keep' or after then -- state waiting: no run_at of its own
                 return unique_holder
             end
             local change = { when = when, expires = expires }

@@ -33,7 +33,7 @@ class Clock(Protocol):
         ...
 
     async def run_bounded(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
-        """Run ``work`` for at most ``seconds``, then cancel it and return."""
+        """Run ``work``; after ``seconds`` cancel it and return without an error."""
         ...
 
 

@@ -126,7 +126,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempts: int
     max_attempts: int | None  # None: unlimited
     priority: int
-    lost_leases: int  # leases lost in a row: a suspect for killing its process
+    lost_leases: int  # in a row; such a job is a suspect for killing its process
     run_at_us: int
     created_at_us: int
     options: Options | None = None
@@ -288,7 +288,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The end of an attempt, as ``lifecycle`` decides it. A store applies it if its guard holds.
 
     The guard: the job runs under exactly this lease, which has not expired; with ``lease_expired=True`` it must have:
-    any worker may settle it. A given ``worker`` must hold the job: a server may assign a lost claim's number again.
+    any worker may settle it. A given ``worker`` must hold the job: after a failover that lost a commit a server may
+    assign the number of its claim again.
     """
 
     job_id: str
@@ -337,7 +338,7 @@ class Claim(msgspec.Struct, frozen=True):
     refused: int = 0  # ids (``ids=``) that were not claimable
     promoted: int = 0  # due jobs made ready
     next_due: timedelta | None = None  # time until the next job of these queues is due; None: none is scheduled
-    quarantined: bool = False  # a quarantined job (two leases lost in a row) waits to run alone
+    has_quarantined: bool = False  # a quarantined job (two leases lost in a row) waits to run alone
     stopped_at_last_attempt: bool = False  # a ready job was left: its last attempt needs a free runner at once
     none_left: bool = False  # no ready job of these queues was left; a store that does not know says False
     lease_until_us: int | None = None  # end of its jobs' leases: the earliest, but on Redis that of its last script

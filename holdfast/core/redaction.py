@@ -51,7 +51,7 @@ class Redaction:
             changes["result"] = self._text("result", job.result, hidden)
         metadata = job.options_or_default.metadata
         if metadata is not None and self._of["metadata"]:
-            found = _without(metadata, self._of["metadata"], hidden)
+            found = _redact_paths(metadata, self._of["metadata"], hidden)
             kept = found if isinstance(found, dict) else {REDACTED: True}
             changes["options"] = msgspec.structs.replace(job.options_or_default, metadata=kept)
         if job.error is not None:
@@ -94,7 +94,7 @@ class Redaction:
             return msgspec.structs.replace(line, text=REDACTED, fields=None if fields is None else json.dumps(REDACTED))
         if fields is not None:
             try:
-                found = _without(json.loads(fields), self._of["lines"], own)
+                found = _redact_paths(json.loads(fields), self._of["lines"], own)
             except (ValueError, RecursionError):
                 found = REDACTED  # corrupt: its fields cannot be parsed
             fields = json.dumps(_redact_quotations(found, quoted), ensure_ascii=False, separators=(",", ":"))
@@ -102,7 +102,7 @@ class Redaction:
         if () in self._of["lines"] or quoted is None:
             return msgspec.structs.replace(line, text=REDACTED, fields=fields)
         cut = _CUT_LINE.fullmatch(line.text)
-        text = _without_end(cut[1], quoted) + cut[2] if cut else line.text
+        text = _redact_cut_end(cut[1], quoted) + cut[2] if cut else line.text
         return msgspec.structs.replace(line, text=_redact_quotations(text, quoted), fields=fields)
 
     def _hidden(self, job: Job) -> list[Any]:
@@ -111,7 +111,7 @@ class Redaction:
         self._text("payload", job.payload, hidden)
         if job.result is not None:
             self._text("result", job.result, hidden)
-        _without(job.options_or_default.metadata, self._of["metadata"], hidden)
+        _redact_paths(job.options_or_default.metadata, self._of["metadata"], hidden)
         return hidden
 
     def _text(self, root: str, text: str, hidden: list[Any]) -> str:
@@ -124,7 +124,7 @@ class Redaction:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return json.dumps(REDACTED)  # corrupt: its fields cannot be parsed
-        shown = _without(value, paths, hidden)
+        shown = _redact_paths(value, paths, hidden)
         if isinstance(shown, dict) and key_id_of(text) is not None:
             shown[MARKER] = value[MARKER]
         return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
@@ -134,18 +134,18 @@ class Redaction:
         if self._errors or quoted is None:
             return REDACTED
         if len(text) >= MAX_ERROR_LENGTH:
-            text = _without_end(text, quoted)
+            text = _redact_cut_end(text, quoted)
         return str(_redact_quotations(text, quoted))
 
 
-def _without(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
+def _redact_paths(value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
     """Returns the value with the target of each path replaced."""
     if any(not path or path == ("**",) for path in paths):
         hidden.append(value)
         return REDACTED
     match value:
         case list():
-            return [_without(each, paths, hidden) for each in value]
+            return [_redact_paths(each, paths, hidden) for each in value]
         case dict():
             return {name: _inside(name, each, paths, hidden) for name, each in value.items()}
     return value
@@ -167,7 +167,7 @@ def _redact_quotations(value: Any, given: Sequence[str]) -> Any:
 
 def _inside(name: str, value: Any, paths: Sequence[Path], hidden: list[Any]) -> Any:
     further = [left for path in paths for left in _remaining_paths(name, path)]
-    return _without(value, further, hidden) if further else value
+    return _redact_paths(value, further, hidden) if further else value
 
 
 def _remaining_paths(name: str, path: Path) -> Iterator[Path]:
@@ -203,7 +203,7 @@ def _quotations(hidden: Sequence[Any]) -> list[str] | None:
     return sorted(texts, key=len, reverse=True)
 
 
-def _without_end(text: str, quoted: Sequence[str]) -> str:
+def _redact_cut_end(text: str, quoted: Sequence[str]) -> str:
     """Returns a text that was cut, with the beginning of a quotation at its end replaced."""
     for each in quoted:
         start = text.find(each[:_LEAST], max(0, len(text) - len(each)))

@@ -1,4 +1,4 @@
-"""THE BOUNDARY. What a store promises, in words; `tests/conformance` says it in code, once for all stores.
+"""The store contract. What a store promises, in words; `tests/conformance` says it in code, once for all stores.
 
 Every store keeps these promises:
 

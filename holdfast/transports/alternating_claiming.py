@@ -83,7 +83,7 @@ def merge_claims(first: Claim, second: Claim) -> Claim:
         promoted=first.promoted + second.promoted,
         refused=first.refused + second.refused,
         next_due=min((due for due in (first.next_due, second.next_due) if due is not None), default=None),
-        quarantined=first.quarantined or second.quarantined,
+        has_quarantined=first.has_quarantined or second.has_quarantined,
         expired=(*first.expired, *second.expired),
         stopped_at_last_attempt=first.stopped_at_last_attempt or second.stopped_at_last_attempt,
         lease_until_us=min(

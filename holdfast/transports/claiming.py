@@ -40,7 +40,7 @@ class Claiming:
         self._promoted: int | None = None
         self._last: Claim = Claim(jobs=[])
         self._lease_until_us: int | None = None  # of the jobs taken first
-        self._quarantined = False
+        self._has_quarantined = False
         self._stopped_at_last_attempt = False
         self._expired: tuple[ExpiredJob, ...] = ()
 
@@ -60,7 +60,7 @@ class Claiming:
             jobs=self._jobs,
             refused=len(self._unusable),
             promoted=self._promoted or 0,
-            quarantined=self._quarantined,
+            has_quarantined=self._has_quarantined,
             lease_until_us=self._lease_until_us,
             stopped_at_last_attempt=self._stopped_at_last_attempt,
             expired=self._expired,
@@ -141,7 +141,7 @@ class Claiming:
 
     def _record_claim(self, delivered: ClaimByIds, by_id: dict[str, Delivery]) -> None:
         self._last = delivered.claim
-        self._quarantined = self._quarantined or delivered.claim.quarantined
+        self._has_quarantined = self._has_quarantined or delivered.claim.has_quarantined
         if self._lease_until_us is None:
             self._lease_until_us = delivered.claim.lease_until_us
         self._stopped_at_last_attempt = self._stopped_at_last_attempt or delivered.claim.stopped_at_last_attempt

@@ -56,7 +56,7 @@ class Reconciler:
     async def reannounce_queue(self, queue: str) -> None:
         """Publishes the ids of one queue that the transport has lost."""
         backlog = await self._session.call_transport(self._session.transport.queue_backlogs([queue]))
-        await self._announce_lost(await self._missing(backlog))
+        await self._publish_lost(await self._missing(backlog))
 
     async def sync_dead_letters(self, queues: Collection[str]) -> None:
         """Makes the dead-letter lists of these queues hold the newest dead letters."""
@@ -104,7 +104,7 @@ class Reconciler:
         if not await session.call_transport(session.transport.begin_sweep()):
             return 0
         try:
-            return await self._announce_lost(missing) + await self._republish_overtaken(deep)
+            return await self._publish_lost(missing) + await self._republish_overtaken(deep)
         finally:
             await session.try_call(session.transport.end_sweep())
 
@@ -117,7 +117,7 @@ class Reconciler:
         missing = {queue: min(MAX_COMPARED, depths[queue] - in_transport) for queue, in_transport in shallow.items()}
         return {queue: number for queue, number in missing.items() if number > 0}
 
-    async def _announce_lost(self, missing: Mapping[str, int]) -> int:
+    async def _publish_lost(self, missing: Mapping[str, int]) -> int:
         """Publishes the oldest jobs whose ids were missing in two reads, a moment apart."""
         lost: dict[str, list[str]] = {}
         for queue, number in missing.items():

@@ -87,7 +87,7 @@ class TransportSession:
         self.back.set()
         self.buffered: list[Delivery] = []
         """Deliveries that arrived during a wait, for the next claim."""
-        self.notifications = False
+        self.has_unseen_delivery = False
         """True if a delivery arrived after the last wait ended."""
         self.capacity: Mapping[str, int] = {}
         """Of the latest claim."""
@@ -168,7 +168,7 @@ class TransportSession:
             arriving = self.transport.listen(queues, paused=self.paused, timeout=timeout, stop=stop)
             arrived = await self.without_malformed(await self.call_transport(arriving))
             self.buffered += arrived
-            self.notifications = self.notifications or bool(arrived)
+            self.has_unseen_delivery = self.has_unseen_delivery or bool(arrived)
 
     async def stop_listening(self) -> None:
         """Stops listening and waits until all deliveries are buffered."""
@@ -179,7 +179,7 @@ class TransportSession:
 
     def take_deliveries(self, capacity: Mapping[str, int], limit: int) -> tuple[list[Delivery], list[Delivery]]:
         """Takes all buffered deliveries: those to claim, and those to give back."""
-        buffered, self.buffered, self.notifications = self.buffered, [], False
+        buffered, self.buffered, self.has_unseen_delivery = self.buffered, [], False
         remaining, slots = limit, dict(capacity)
         to_claim: list[Delivery] = []
         rest: list[Delivery] = []

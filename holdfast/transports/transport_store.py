@@ -160,7 +160,7 @@ class TransportQueueing(ForwardingQueueing):
             for job, answer in zip(jobs, answers, strict=True)
             if answer.created or answer.changed
         ]
-        unpublished = await self._transport.announce_new(new, {answer.job_id for answer in answers if answer.changed})
+        unpublished = await self._transport.publish_new(new, {answer.job_id for answer in answers if answer.changed})
         if not unpublished:
             return answers
         return [msgspec.structs.replace(answer, wake_up_delayed=answer.job_id in unpublished) for answer in answers]
@@ -181,10 +181,10 @@ class TransportQueueing(ForwardingQueueing):
         answers = await self._inner.settle(settlements)
         settled = [Lease(each.job_id, each.claims) for each in answers if not each.locked]
         await self._session.try_call(self._session.transport.ack(self._in_flight.remove_leases(settled)))
-        changed = [answer.job_id for answer in answers if answer.accepted and answer.state in _TO_ANNOUNCE]
+        changed = [answer.job_id for answer in answers if answer.accepted and answer.state in _TO_PUBLISH]
         if changed:
             with suppress(HoldfastError):  # it is settled: a sweep does the rest
-                await self._transport.announce_changes(changed)
+                await self._transport.publish_changes(changed)
         return answers
 
     async def heartbeat(
@@ -212,15 +212,15 @@ class TransportQueueing(ForwardingQueueing):
             await self._inner.wait(topics, timeout=timeout)
         elif session.away:
             await run_first(self._inner.wait(topics, timeout=timeout), session.back.wait())
-        elif session.notifications:
-            session.notifications = False
+        elif session.has_unseen_delivery:
+            session.has_unseen_delivery = False
         else:
             others = [topic for topic in topics if not topic.startswith("queue:")]
             waits = [self._inner.wait([*others, *(f"due:{queue}" for queue in queues)], timeout=timeout)]
             wanted = session.queues_with_room(queues)
             await run_first(*waits, *([session.listen(wanted, timeout)] if wanted else []))
             await session.stop_listening()
-            session.notifications = False
+            session.has_unseen_delivery = False
 
 
 class TransportSchedules(ForwardingSchedules):
@@ -234,7 +234,7 @@ class TransportSchedules(ForwardingSchedules):
         """Write, and announce the jobs. An id that was there before is announced once more, which does no harm."""
         revision = await self._inner.write_schedule(change)
         if revision is not None:
-            await self._transport.announce_new(change.jobs)
+            await self._transport.publish_new(change.jobs)
         return revision
 
 
@@ -251,7 +251,7 @@ class TransportWorkflow(ForwardingWorkflow):
         unstarted = [each.job_id for each in statuses or () if each.state in (JobState.QUEUED, JobState.SCHEDULED)]
         if unstarted:
             with suppress(HoldfastError):  # they are stored: a sweep does the rest
-                await self._transport.announce_changes(unstarted)
+                await self._transport.publish_changes(unstarted)
         return statuses
 
 
@@ -266,7 +266,7 @@ class TransportMaintenance(ForwardingMaintenance):
     async def promote_due(self, *, limit: int) -> int:
         """Make due jobs of every queue ready, and announce them."""
         ready = await self._queries.make_ready(None, limit=limit)
-        await self._transport.announce_ready(ready)
+        await self._transport.publish_ready(ready)
         return sum(map(len, ready.values()))
 
     async def reannounce(self) -> int:
@@ -287,7 +287,7 @@ class TransportAdmin(ForwardingAdmin):
         operated = await self._inner.replay(selection, **options)
         if operated.changed:
             with suppress(HoldfastError):  # done: a sweep does the rest
-                queues = await self._transport.announce_changes([job_id for job_id, _ in operated.changed])
+                queues = await self._transport.publish_changes([job_id for job_id, _ in operated.changed])
                 await self._transport.reconciler.sync_dead_letters(queues)
         return operated
 
@@ -296,7 +296,7 @@ class TransportAdmin(ForwardingAdmin):
         operated = await self._inner.edit(job_id, changes)
         if operated.changed and (changes.queue is not None or changes.has_time):
             with suppress(HoldfastError):  # it is stored: a sweep does the rest
-                await self._transport.announce_changes([job_id])
+                await self._transport.publish_changes([job_id])
         return operated
 
     async def delete(self, selection: Selection, *, limit: int = 1000, states: States = None) -> BulkResult:
@@ -375,7 +375,7 @@ class TransportExternal(ForwardingExternal):
 
 
 _RECENT, _MAX_QUEUES = timedelta(minutes=1), 100_000  # limits of the queues that `holdfast doctor` reads
-_TO_ANNOUNCE = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
+_TO_PUBLISH = frozenset({JobState.QUEUED, JobState.DEAD, JobState.FAILED, JobState.SCHEDULED})
 """States after which a settled job is announced, listed as dead, or wakes a worker that waits for due jobs."""
 
 
@@ -390,15 +390,15 @@ class _OpenTransport:
         self.reconciler = Reconciler(queries, session)
         self._touching: asyncio.Task[None] | None = None
 
-    async def announce_ready(self, ready: Mapping[str, Sequence[str]]) -> bool:
+    async def publish_ready(self, ready: Mapping[str, Sequence[str]]) -> bool:
         """Publishes ready jobs, by queue; returns True if the transport has them all."""
         return not ready or await self.session.try_call(self._publish(ready))
 
-    async def announce_new(self, jobs: Sequence[NewJob], changed: Set[str] = frozenset()) -> set[str]:
+    async def publish_new(self, jobs: Sequence[NewJob], changed: Set[str] = frozenset()) -> set[str]:
         """Publishes new and changed jobs that are ready, wakes workers that sleep until a due one. Returns the ids it
         could not publish."""
         ready = await self._ready_of(jobs, changed)
-        published = await self.announce_ready(_by_queue([(job.queue, job.id) for job in ready]))
+        published = await self.publish_ready(_by_queue([(job.queue, job.id) for job in ready]))
         return set() if published else {job.id for job in ready}
 
     async def _ready_of(self, jobs: Sequence[NewJob], changed: Set[str]) -> Sequence[NewJob]:
@@ -421,13 +421,13 @@ class _OpenTransport:
         fault_point("announce.before")
         await self.session.transport.publish(ready)
 
-    async def announce_changes(self, job_ids: Sequence[str]) -> set[str]:
+    async def publish_changes(self, job_ids: Sequence[str]) -> set[str]:
         """Publishes ready jobs and dead letters, wakes workers that sleep until a due job. Returns their queues."""
         by_state: dict[JobState, list[tuple[str, str]]] = {}
         located = await self.queries.locate_jobs(job_ids)
         for job_id, (queue, state) in located.items():
             by_state.setdefault(state, []).append((queue, job_id))
-        await self.announce_ready(_by_queue(by_state.get(JobState.QUEUED, [])))
+        await self.publish_ready(_by_queue(by_state.get(JobState.QUEUED, [])))
         if JobState.DEAD in by_state:
             await self.session.try_call(self.session.transport.dead_letter(_by_queue(by_state[JobState.DEAD])))
         due = by_state.get(JobState.FAILED, []) + by_state.get(JobState.SCHEDULED, [])

@@ -102,20 +102,20 @@ class PendingClaims:
         while True:
             claimed_at = clock.monotonic()
             claim = await self._claim(request)
-            if claim.quarantined:
+            if claim.has_quarantined:
                 self._quarantined_at = clock.monotonic()
                 if request.is_idle and not claim.jobs:
                     return await self._claim_isolated(request)
             jobs = await self._without_unknown(request, claim.jobs)
             if jobs or not claim.jobs or claimed_at >= search_until:  # behind unknown tasks there may be known ones
-                return ClaimResult(jobs, claimed_at, quarantined=claim.quarantined, next_due=claim.next_due)
+                return ClaimResult(jobs, claimed_at, quarantined=claim.has_quarantined, next_due=claim.next_due)
 
     async def _claim_isolated(self, request: RemoteClaimRequest) -> ClaimResult:
         claimed_at = self._app.clock.monotonic()
         claim = await self._claim(request, isolated=True)
         jobs = await self._without_unknown(request, claim.jobs)
         return ClaimResult(
-            jobs, claimed_at, isolated=bool(jobs), quarantined=claim.quarantined, next_due=claim.next_due
+            jobs, claimed_at, isolated=bool(jobs), quarantined=claim.has_quarantined, next_due=claim.next_due
         )
 
     async def _claim(self, request: RemoteClaimRequest, *, isolated: bool = False) -> Claim:

@@ -82,7 +82,7 @@ class Fetcher:
             free_runners = max(0, shared.settings.concurrency - len(shared.running) - len(shared.buffer))
             try:
                 claim = await self._claim(max_jobs)
-                if claim.quarantined and await self._run_isolated():
+                if claim.has_quarantined and await self._run_isolated():
                     self._found_none = False
                     continue
                 # A job that this worker had at the claim may be ready again by now: then claim once more.

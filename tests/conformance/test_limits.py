@@ -230,7 +230,7 @@ async def test_every_claim_reports_a_quarantined_job_under_limits(store: Store, 
     await quarantine(store, clock, "default")
     for _ in range(4):
         found = await claim(store, 5)
-        assert (found.jobs, found.quarantined) == ([], True)
+        assert (found.jobs, found.has_quarantined) == ([], True)
         clock.advance(1)
 
 
@@ -239,7 +239,7 @@ async def test_quarantined_job_in_a_paused_queue_is_not_reported(store: Store, c
     await store.admin.pause("default")
     await put(store, new_job(queue="other"))
     for _ in range(3):
-        assert not (await claim(store, 1, {"default": 5, "other": 5})).quarantined
+        assert not (await claim(store, 1, {"default": 5, "other": 5})).has_quarantined
 
 
 async def test_isolated_claim_takes_one_job_under_limits(store: Store, clock: ManualClock) -> None:

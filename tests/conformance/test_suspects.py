@@ -176,7 +176,7 @@ async def test_job_that_lost_two_leases_is_claimed_alone(store: Store, clock: Ma
 
     beside = await claim(store, max_must_start=5)
     assert [job.id for job in beside.jobs] == [innocent]
-    assert beside.quarantined
+    assert beside.has_quarantined
 
     (other,) = await put(store)
     isolated = await claim(store, isolated=True)
@@ -209,7 +209,7 @@ async def test_nothing_is_quarantined_without_two_losses(store: Store, clock: Ma
     suspect = await running(store)
     await lose(store, clock, suspect)
 
-    assert not (await claim(store)).quarantined
+    assert not (await claim(store)).has_quarantined
 
 
 async def test_an_attempt_that_ends_by_itself_clears_the_suspicion(store: Store, clock: ManualClock) -> None:

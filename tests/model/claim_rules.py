@@ -44,7 +44,7 @@ class ClaimRules(Machine):
         else:
             assert len(ids) == limit or set(brought) == set(innocent)
             assert ids or not max_must_start or not suspected
-        assert claim.quarantined == bool(quarantined)
+        assert claim.has_quarantined == bool(quarantined)
         overdue = {job.new.id for job in self.model.overdue(self.clock())}
         # One that was due, too: a transport looks again a little later, as if others had locked it.
         ended_meanwhile = [timedelta(0), timedelta(seconds=0.2)] if claim.expired else []

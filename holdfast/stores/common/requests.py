@@ -37,8 +37,8 @@ CHOICE_SECONDS = 8.0
 SWEEP_TIME = 8.5
 """Seconds more than others that upkeep may take where a store is patient for a moment only: no caller waits for it."""
 _JOBS_A_SECOND, _CHARACTERS_A_SECOND = 2500, 4e6  # that every store writes, with room to spare
-CLAIMED_A_SECOND = 100
-"""Jobs that every store hands over, whatever their size."""
+MIN_CLAIM_RATE = 100
+"""Jobs a second that every store hands over, whatever their size."""
 
 _LAST_LINE = (1 << 31) - 1
 

@@ -39,7 +39,7 @@ class PostgresClaimBuilder:
         self.expired: tuple[ExpiredJob, ...] = ()
         self.tried: list[str] = []
         self.promoted = 0
-        self.quarantined = self.stopped_at_last_attempt = False
+        self.has_quarantined = self.stopped_at_last_attempt = False
         self.has_scanned = False
         self.has_jobs_left = False  # ready jobs may be left in the wanted queues
         self.lease_until_us: int | None = None
@@ -109,12 +109,12 @@ class PostgresClaimBuilder:
 
     def to_claim(self, *, receives_notifications: bool = False) -> Claim:
         """Returns the result of the claim. ``receives_notifications``: this process is notified of each ready job."""
-        jobs_left = self.has_jobs_left or self.has_seen_limits or self.quarantined or self.stopped_at_last_attempt
+        jobs_left = self.has_jobs_left or self.has_seen_limits or self.has_quarantined or self.stopped_at_last_attempt
         return Claim(
             jobs=self.jobs,
             promoted=self.promoted,
             next_due=None if self.due_in is None else timedelta(microseconds=max(0, self.due_in)),
-            quarantined=self.quarantined,
+            has_quarantined=self.has_quarantined,
             stopped_at_last_attempt=self.stopped_at_last_attempt,
             none_left=receives_notifications and self.has_scanned and not jobs_left,
             lease_until_us=self.lease_until_us,

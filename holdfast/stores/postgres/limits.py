@@ -23,7 +23,7 @@ from holdfast.core.limits import (
 )
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import CHOICE_SECONDS, CLAIMED_A_SECOND, SWEEP_TIME
+from holdfast.stores.common.requests import CHOICE_SECONDS, MIN_CLAIM_RATE, SWEEP_TIME
 from holdfast.stores.postgres.encoding import NumberedStatement, from_text, is_id, span_us, text_or_none, to_text
 from holdfast.stores.postgres.notifications import PostgresNotifications
 from holdfast.stores.postgres.pool import Fetch, PostgresPool, Rows, SearchKind
@@ -153,7 +153,7 @@ class LimitedClaims:
             rows = await self._pool.fetch(
                 self._sql["claim_limited"],
                 on_uncertain=on_uncertain,
-                extra_time=max_jobs / CLAIMED_A_SECOND,
+                extra_time=max_jobs / MIN_CLAIM_RATE,
                 at=self._pool.instant,
                 queues=list(slots),
                 slots=list(slots.values()),

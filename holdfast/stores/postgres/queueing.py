@@ -29,7 +29,7 @@ from holdfast.core.models import (
 from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import EVERY_QUEUE, ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE
+from holdfast.stores.common.requests import HEARTBEAT_RETRY_SHARE, MIN_CLAIM_RATE
 from holdfast.stores.common.server_store import wait_for_topics
 from holdfast.stores.common.unconfirmed import UnconfirmedClaims
 from holdfast.stores.postgres.claiming import ClaimAlternation, LockedDueBackoff, PostgresClaimBuilder, decode_or_end
@@ -265,7 +265,7 @@ class PostgresQueueing:
         )
         claimed_at, due, due_in, _, quarantined = rows[0][_CLAIMED_COLUMNS:]
         builder.claimed_at = claimed_at
-        builder.quarantined = builder.quarantined or quarantined
+        builder.has_quarantined = builder.has_quarantined or quarantined
         builder.note_next_due(due_in)
         taken = [] if rows[0][0] is None else rows
         jobs = await self._decode_or_end(taken, request.worker)
@@ -286,7 +286,7 @@ class PostgresQueueing:
         fetch = functools.partial(
             self._pool.fetch,
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-            extra_time=max_jobs / CLAIMED_A_SECOND,
+            extra_time=max_jobs / MIN_CLAIM_RATE,
             queues=queues,
             slots=slots,
             ranks=[position.rank for position in positions],
@@ -307,7 +307,7 @@ class PostgresQueueing:
         due, due_in, until, quarantined, stopped_at_last_attempt, expired_now, _ = rows[0][_CLAIMED_COLUMNS:]
         builder.mark_scanned(queues)
         builder.claimed_at = until - (span_us(request.lease_for) or 0)
-        builder.quarantined = builder.quarantined or quarantined
+        builder.has_quarantined = builder.has_quarantined or quarantined
         builder.stopped_at_last_attempt = builder.stopped_at_last_attempt or stopped_at_last_attempt is not None
         builder.note_lease(until)
         builder.note_next_due(due_in)
@@ -421,7 +421,7 @@ class PostgresQueueing:
         rows = await self._pool.fetch(
             self._sql["claim_ids"],
             on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-            extra_time=request.limit / CLAIMED_A_SECOND,
+            extra_time=request.limit / MIN_CLAIM_RATE,
             ids=ids or [NO_JOB],
             queues=list(capacity),
             slots=list(capacity.values()),
@@ -445,7 +445,7 @@ class PostgresQueueing:
             jobs=jobs,
             refused=len(ids) - len(jobs) - len(left),
             next_due=None if due_in is None else timedelta(microseconds=max(0, due_in)),
-            quarantined=quarantined,
+            has_quarantined=quarantined,
             stopped_at_last_attempt=stopped_at_last_attempt,
             lease_until_us=until if jobs else None,
             expired=expired,

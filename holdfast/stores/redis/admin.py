@@ -43,14 +43,14 @@ class RedisAdmin(SelectionAdmin):
         operated = await self._each("cancel", chosen)
         ended = [job_id for job_id, state in operated.changed if state is JobState.CANCELLED]
         # Whose worker runs the others the script knows; those here look.
-        self._notifications.notify_done({"worker:*"} if len(ended) < len(operated.changed) else (), ended)
+        self._notifications.wake_local_waiters({"worker:*"} if len(ended) < len(operated.changed) else (), ended)
         return operated
 
     async def _replay(
         self, chosen: Chosen, *, force: bool, payload: str | None, from_step: int | None, pace: ReplayRate
     ) -> BulkResult:
         operated = await self._each("replay", chosen, force=force, payload=payload, from_step=from_step, pace=pace)
-        self._notifications.notify_done({"queue:*"} if operated.changed else ())
+        self._notifications.wake_local_waiters({"queue:*"} if operated.changed else ())
         return operated
 
     async def edit(self, job_id: str, changes: JobChanges) -> BulkResult:
@@ -70,7 +70,7 @@ class RedisAdmin(SelectionAdmin):
 
         state, done = await _until_current(send)
         found = None if state is None else state_of(state)
-        self._notifications.notify_done({"queue:*"} if done else ())
+        self._notifications.wake_local_waiters({"queue:*"} if done else ())
         if done and found is not None:
             return BulkResult([(job_id, found)], [])
         return BulkResult([], [(job_id, found)])
@@ -132,13 +132,13 @@ class RedisAdmin(SelectionAdmin):
 
     async def resume(self, queue: str) -> None:
         await self._pool.run(self._scripts["pause"], 0, queue)
-        self._notifications.notify_done({f"queue:{queue}"})
+        self._notifications.wake_local_waiters({f"queue:{queue}"})
 
     async def send_command(self, command: WorkerCommand, workers: Sequence[str] | None = None) -> list[str]:
         names = ("all",) if workers is None else ("named", *workers)
         reply = await self._pool.run(self._scripts["send_command"], command.value, *names)
         sent = [worker.decode() for worker in reply]
-        self._notifications.notify_done({f"worker:{worker}" for worker in sent})
+        self._notifications.wake_local_waiters({f"worker:{worker}" for worker in sent})
         return sent
 
 

@@ -98,7 +98,7 @@ class RedisClaimBuilder:
         """True if no queue has a free slot."""
         self.is_done = self.has_no_capacity
         self._promoted = 0
-        self._quarantined = False
+        self._has_quarantined = False
         self._stopped_at_last_attempt = self._all_examined = False
         self._due_in: dict[ClaimKind, int] = {}  # as the script of each kind has answered
         self._lease_until_us: int | None = None
@@ -146,7 +146,7 @@ class RedisClaimBuilder:
         self.has_limited_jobs, self.unassigned_queues = bool(limited), [decode_text(queue) for queue in unassigned]
         self._promoted += promoted
         self._due_in["ready"] = int(due_in)
-        self._quarantined = self._quarantined or bool(quarantined)
+        self._has_quarantined = self._has_quarantined or bool(quarantined)
         self._lease_until_us = int(until)
         self._add(jobs, "ready")
         self._rounds += status == ClaimStatus.MORE_DUE
@@ -192,7 +192,7 @@ class RedisClaimBuilder:
         self._promoted += promoted
         self._rounds += status == ClaimStatus.MORE_DUE
         self._due_in["limited"] = int(due_in)
-        self._quarantined = self._quarantined or bool(quarantined)
+        self._has_quarantined = self._has_quarantined or bool(quarantined)
         self._lease_until_us = int(until)
         self._max_must_start -= sum(not must_start_now(job) for job in jobs)
         self._free_runners -= len(rows)
@@ -223,7 +223,7 @@ class RedisClaimBuilder:
     def _none_left(self) -> bool:
         """Returns True if no ready job of the wanted queues was left."""
         jobs_left = (
-            self.has_limited_jobs or self.unassigned_queues or self._quarantined or self._stopped_at_last_attempt
+            self.has_limited_jobs or self.unassigned_queues or self._has_quarantined or self._stopped_at_last_attempt
         )
         wanted = [name for name, slots in self._request.capacity.items() if slots > 0]
         may_be_left = jobs_left or self.is_full or self._skipped or not self._all_examined
@@ -236,7 +236,7 @@ class RedisClaimBuilder:
             jobs=self.jobs,
             promoted=self._promoted,
             next_due=timedelta(microseconds=min(due_in)) if due_in else None,
-            quarantined=self._quarantined,
+            has_quarantined=self._has_quarantined,
             stopped_at_last_attempt=self._stopped_at_last_attempt,
             none_left=receives_notifications and self._none_left,
             lease_until_us=self._lease_until_us,

@@ -134,7 +134,7 @@ class RedisLimits:
         queue: bytes | str = ""
         while queue := await self._pool.run(self._scripts["unblock_all_partitions"], queue, MAX_PER_SCRIPT):
             pass
-        self._notifications.notify_done({"queue:*"})
+        self._notifications.wake_local_waiters({"queue:*"})
         return int(revision)
 
     async def _clamp_buckets(self, limit: str) -> None:
@@ -162,7 +162,7 @@ class RedisLimits:
                 last = jobs[-1][0]
             number, stale = await self._assigner.write_partitions([job.id for _, job in jobs])
             changed, left, examined, behind = changed + number, left + stale, examined + len(jobs), last
-        self._notifications.notify_done({"queue:*"} if changed else ())
+        self._notifications.wake_local_waiters({"queue:*"} if changed else ())
         return Assigned(changed, str(behind) if more else None, left)
 
     async def bucket_use(self, buckets: Sequence[str]) -> list[BucketUse]:

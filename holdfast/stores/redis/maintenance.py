@@ -51,7 +51,7 @@ class RedisMaintenance:
             promoted += number
             if number < size:
                 break
-        self._notifications.notify_done({"queue:*"} if promoted else ())
+        self._notifications.wake_local_waiters({"queue:*"} if promoted else ())
         return promoted
 
     async def expire_unstarted(self, *, limit: int) -> list[ExpiredJob]:
@@ -62,7 +62,7 @@ class RedisMaintenance:
             ended += expired_jobs(flat, self._specs)
             if examined < size or len(ended) >= limit:
                 break
-        self._notifications.notify_done((), [each.job_id for each in ended])
+        self._notifications.wake_local_waiters((), [each.job_id for each in ended])
         return ended
 
     async def find_expired_leases(self, *, limit: int) -> list[Job]:

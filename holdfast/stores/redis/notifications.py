@@ -50,8 +50,8 @@ class RedisNotifications(Listener):
         self._pool = pool
         self._watches: dict[str, _Watch] = {}
 
-    def notify_done(self, topics: Iterable[str], ended: Iterable[str] = ()) -> None:
-        """This process has changed these topics, and these jobs have ended."""
+    def wake_local_waiters(self, topics: Iterable[str], ended: Iterable[str] = ()) -> None:
+        """Wakes waiters of this process for these topics and ended jobs; sends nothing."""
         self.waiters.wake_topics({*topics, *(f"job:{job_id}" for job_id in ended)})
 
     async def close(self) -> None:

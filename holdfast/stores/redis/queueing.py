@@ -28,7 +28,7 @@ from holdfast.core.models import (
 from holdfast.core.workers import HeartbeatReply, LeaseStatus, WorkerCommand, WorkerHeartbeat
 from holdfast.stores.base import ClaimRequest
 from holdfast.stores.common.limit_cache import LimitCache
-from holdfast.stores.common.requests import CLAIMED_A_SECOND, HEARTBEAT_RETRY_SHARE, find_extra_time
+from holdfast.stores.common.requests import HEARTBEAT_RETRY_SHARE, MIN_CLAIM_RATE, find_extra_time
 from holdfast.stores.common.server_store import wait_for_topics
 from holdfast.stores.common.unconfirmed import (
     RecordedOutcome,
@@ -115,7 +115,7 @@ class RedisQueueing:
             outcome.stored = stored if any(stored) else error.stored
             raise outcome from error.__cause__
         finally:  # a part may be stored though another was refused
-            self._notifications.notify_done({f"queue:{job.queue}" for job in jobs})
+            self._notifications.wake_local_waiters({f"queue:{job.queue}" for job in jobs})
         return sent.answers
 
     async def _check_related(self, jobs: Sequence[NewJob]) -> None:
@@ -217,7 +217,7 @@ class RedisQueueing:
                 *common,
                 *arguments,
                 on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-                extra_time=request.limit / CLAIMED_A_SECOND,
+                extra_time=request.limit / MIN_CLAIM_RATE,
             )
             self._last_limited = decode_text(reply[5])
             builder.expired += self._report_expired(reply.pop())
@@ -232,7 +232,7 @@ class RedisQueueing:
                     self._scripts["claim"],
                     calls,
                     on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-                    extra_time=request.limit / CLAIMED_A_SECOND,
+                    extra_time=request.limit / MIN_CLAIM_RATE,
                 )
             except HoldfastError:
                 if len(calls) > 1:  # some of them may have claimed
@@ -246,7 +246,7 @@ class RedisQueueing:
     def _report_expired(self, flat: Sequence[bytes]) -> tuple[ExpiredJob, ...]:
         """Returns the jobs that a script has expired, and wakes their waiters."""
         expired = expired_jobs(flat, self._specs)
-        self._notifications.notify_done((), [each.job_id for each in expired])
+        self._notifications.wake_local_waiters((), [each.job_id for each in expired])
         return expired
 
     async def _claim_ids(self, request: ClaimRequest, wanted: Sequence[str]) -> Claim:
@@ -261,7 +261,7 @@ class RedisQueueing:
                     *builder.script_arguments(),
                     *ids,
                     on_uncertain=lambda: self._unconfirmed_claims.add(request.worker),
-                    extra_time=request.limit / CLAIMED_A_SECOND,
+                    extra_time=request.limit / MIN_CLAIM_RATE,
                 )
             except HoldfastError:
                 if builder.jobs:  # else their leases would be unknown until they expire
@@ -347,7 +347,7 @@ class RedisQueueing:
                     ended.append(each.job_id)
         self._unconfirmed.mark_answered(settlements)
         # Only the script knows the queues with new ready jobs: wakes the waiters of all queues.
-        self._notifications.notify_done({"queue:*"} if others else (), ended)
+        self._notifications.wake_local_waiters({"queue:*"} if others else (), ended)
         return answers
 
     async def _refused(self, each: Settlement, state: JobState | None) -> Settled:

@@ -57,7 +57,7 @@ class RedisSchedules:
         if len(stored) > len(jobs):
             entry, last = stored.pop(), len(jobs) - 1 - stored[::-1].index(1)
             self._pool.note_stored(entry, jobs[last].id)
-        self._notifications.notify_done({f"queue:{job.queue}" for job in jobs})
+        self._notifications.wake_local_waiters({f"queue:{job.queue}" for job in jobs})
 
     async def read_schedules(self, name: str | None = None, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         if name is not None:

@@ -68,19 +68,19 @@ def encode_submission(
     batches = {*earlier_batches}
     specs: dict[str, int] = {}
     rest: list[Argument] = []
-    run: tuple[int, str, str] | None = None  # what the jobs before have in common, and where their number stands
+    group: tuple[int, str, str] | None = None  # what consecutive jobs have in common, and where their number is
     number_at = 0
     for job in jobs:
         spec = specs.setdefault(spec_text(job), len(specs) + 1)
         common = spec, when_text(job), partition_field(job.partition, job.weights)
         if not (job.has_extras or job.has_client_id):
-            if common != run:
-                run, number_at = common, len(rest)
+            if common != group:
+                group, number_at = common, len(rest)
                 rest += (0, *common, "")
             rest[number_at] += 1  # type: ignore[operator]
             rest += (job.id, job.payload)
             continue
-        run = None
+        group = None
         key = "" if job.key is None else "=" + job.key
         key_for = "" if job.key_for is None else f"={span_us(job.key_for)}"
         options = b"" if job.options is None else b"=" + _encode(job.options)
@@ -104,9 +104,9 @@ def encode_fast_submission(jobs: Sequence[NewJob], *, in_one_piece: bool) -> lis
     specs: dict[str, int] = {}
     rest: list[Argument] = []
     for _, alike in groupby(jobs, _common):
-        run = list(alike)
-        spec = specs.setdefault(spec_text(run[0]), len(specs) + 1)
-        rest += (len(run), spec, when_text(run[0]), "", "", *chain.from_iterable(map(_id_and_payload, run)))
+        group = list(alike)
+        spec = specs.setdefault(spec_text(group[0]), len(specs) + 1)
+        rest += (len(group), spec, when_text(group[0]), "", "", *chain.from_iterable(map(_id_and_payload, group)))
     return ["1" if in_one_piece else "0", len(specs), *specs, *rest]
 
 

@@ -137,7 +137,7 @@ class RedisWorkflow:
                 must_confirm=True,
             )
         finally:
-            self._notifications.notify_done({f"queue:{child.queue}" for child in children})
+            self._notifications.wake_local_waiters({f"queue:{child.queue}" for child in children})
         refused = [reply for reply in replies if isinstance(reply, bytes)]
         for part, reply in zip(parts, replies, strict=True):
             self._note_stored(part, reply)

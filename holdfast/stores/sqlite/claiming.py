@@ -35,7 +35,7 @@ class SqliteClaimBuilder:
         self.jobs: list[Job] = []
         self.began_limited = False
         """True if the first claimed job is under limits."""
-        self.quarantined = False
+        self.has_quarantined = False
         self.stopped_at_last_attempt = False
 
     @property
@@ -54,7 +54,7 @@ class SqliteClaimBuilder:
             return
         slots_left = min(self.free_slots(queue), self._request.limit - len(self.jobs))
         quarantined, suspect = self.connection.execute(self._sql["tiers"], {"queue": queue}).fetchone()
-        self.quarantined = self.quarantined or bool(quarantined)
+        self.has_quarantined = self.has_quarantined or bool(quarantined)
         if suspect and self._must_start_left > 0:
             self._take("pick_with_suspects", queue=queue, limit=slots_left, max_must_start=self._must_start_left)
         else:
@@ -70,7 +70,7 @@ class SqliteClaimBuilder:
             slots_left = min(self.free_slots(queue), left, self._must_start_left)
             seqs = claim.choose_jobs(queue, slots_left) if slots_left > 0 else []
             quarantined = read_value(self.connection, self._sql["any_limited_quarantined"], {"queue": queue})
-            self.quarantined = self.quarantined or bool(quarantined)
+            self.has_quarantined = self.has_quarantined or bool(quarantined)
         if seqs:
             self._take("pick_admitted", seqs=as_json(seqs))
             self.began_limited = self.began_limited or not taken

@@ -157,7 +157,7 @@ class SqliteQueueing(LimitedFamily):
             jobs=builder.jobs,
             promoted=promoted,
             next_due=self._next_due(connection, list(capacity), limited, now_us, due_us),
-            quarantined=builder.quarantined,
+            has_quarantined=builder.has_quarantined,
             stopped_at_last_attempt=builder.stopped_at_last_attempt,
             lease_until_us=until,
             expired=expired,

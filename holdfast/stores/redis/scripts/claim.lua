@@ -216,8 +216,8 @@ local function claim_quarantined(queue)
     end
 end
 
--- A job that may be claimed; nil to drop its id; "suspect" to skip it; "last" to leave it and all behind it.
-local function take_or_place(id, queue, list)
+-- Checks an id of a ready list. Returns its job; nil if it was dropped or moved; "suspect" to skip it; "last" to stop there.
+local function check_popped(id, queue, list)
     if has_tombstones and transitions().clear_tombstone(list, id) then
         return nil
     end
@@ -229,7 +229,7 @@ local function take_or_place(id, queue, list)
     local is_delayed = spec and (job.state == 'scheduled' or job.state == 'failed') -- moved by hand
     if not spec or not is_delayed and job.state ~= 'queued'
         or is_delayed and safe_call('ZSCORE', schedule_key(spec.queue), id) then
-        note_change()
+        invalidate_repair()
         return nil
     end
     if may_hold_expired and is_expired(id) then
@@ -246,12 +246,12 @@ local function take_or_place(id, queue, list)
         end
         transitions().add_ready(spec, to_number(job.run_at), to_number(job.seq), id, to_number(job.lost_leases),
             job.partition_field)
-        note_change()
+        invalidate_repair()
         return nil
     end
     if tier == 2 then
         safe_call('ZADD', quarantine_key(spec.queue), job.run_at, id)
-        note_change()
+        invalidate_repair()
         return nil
     end
     if tier == 1 or is_last_attempt(spec, job) then
@@ -301,7 +301,7 @@ local function claim_priority(queue, priority, free_slots)
             if not has_tombstones and not may_hold_expired and claim_if_new(id) then
                 free_slots = free_slots - 1
             else
-                local job = take_or_place(id, queue, list)
+                local job = check_popped(id, queue, list)
                 if job == 'suspect' then
                     skipped_ids[#skipped_ids + 1] = id
                 elseif job == 'last' then

@@ -83,7 +83,7 @@ local function count_anomaly(what)
     anomalies[what] = (anomalies[what] or 0) + 1
 end
 
--- A command on one of our structures. Renames a key of another type first.
+-- A command on one of our structures. If another program has put a key of another type there, renames that and calls again.
 local function safe_call(command, key, ...)
     local answer = redis.pcall(command, key, ...)
     if type(answer) == 'table' and answer.err then
@@ -98,8 +98,8 @@ local function safe_call(command, key, ...)
     return answer
 end
 
--- Tells a repair under way of a change that no counter shows: it watches this key, and the others of `_WATCHED` in Python.
-local function note_change()
+-- Aborts a repair under way at a change that no counter shows: it watches this key, and the others of `_WATCHED` in Python.
+local function invalidate_repair()
     safe_call('SET', PREFIX .. 'changes', NOW, 'GET') -- GET: an error, not a loss, where another program has a list there
 end
 

@@ -1093,7 +1093,7 @@ local function clear_head(list)
     end
     if removed > 0 then
         call('LTRIM', list, removed, -1)
-        note_change()
+        invalidate_repair()
     end
 end
 
@@ -1112,7 +1112,7 @@ end
 transitions().write_ready()
 write_released()
 if changed > 0 then
-    note_change()
+    invalidate_repair()
 end
 finish()
 return { changed, stale }
@@ -1146,7 +1146,7 @@ if old_queue and old_queue ~= new_queue then
     end
     notify('ready_jobs', 'queue:' .. old_queue)
 end
-note_change()
+invalidate_repair()
 keep_answer(revision)
 finish()
 return revision
@@ -1171,7 +1171,7 @@ return #queues == tonumber(ARGV[4]) and queues[#queues] or ''
 -- The buckets from ARGV[3] on keep their tokens after a change of their limit, at most the new burst.
 read_buckets({ unpack(ARGV, 3) })
 write_admitted()
-note_change()
+invalidate_repair()
 finish()
 return 0
 
@@ -1202,7 +1202,7 @@ end
 first = math.max(first, bucket.paused, now)
 if has_rate and first == now then
     bucket.full_at, bucket.is_state_changed = after, true
-    note_change()
+    invalidate_repair()
 end
 write_admitted()
 finish()
@@ -1220,7 +1220,7 @@ for n = 4, #ARGV do
     end
 end
 write_admitted()
-note_change()
+invalidate_repair()
 finish()
 return 0
 

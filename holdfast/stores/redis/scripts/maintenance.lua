@@ -153,7 +153,7 @@ if state == 'succeeded' then
         scanned = scanned + 1
     end
     if scanned > 0 then
-        note_change()
+        invalidate_repair()
     end
 else
     -- Returns true if it met one that is kept.

@@ -110,7 +110,7 @@ local function rewrite(id, change, states, in_one_piece)
         set_expiry(id, change.expires)
     end
     if is_moved or change.expires then
-        note_change()
+        invalidate_repair()
     end
     if is_moved and state == 'queued' then
         transitions().add_ready(spec, to_number(run_at), to_number(seq), id, to_number(lost_leases), new_field)
@@ -500,7 +500,7 @@ local function write_members(from)
         end
     end
     if seq == first_seq then -- no job was created, but batches may have changed
-        note_change()
+        invalidate_repair()
     end
 end
 

@@ -264,7 +264,7 @@ for n, given in ipairs(given_ids) do
     end
 end
 add_edges(parent, edges)
-note_change()
+invalidate_repair()
 if is_first then
     call('HSET', JOB .. parent, 'waits', open)
 else

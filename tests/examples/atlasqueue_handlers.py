@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from atlasqueue.app import app
@@ -34,6 +36,26 @@ async def fail(payload: dict[str, Any], job: Context) -> int:
     if job.attempts <= payload.get("times", job.attempts):
         raise LookupError(payload.get("message", "not today") * payload.get("length", 1))
     return job.attempts
+
+
+RESULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "set": {1, 2},
+        "path": Path("a"),
+        "object": object(),
+        "infinity": float("inf"),
+        "keys": {1: 2},
+        "long": "x" * 2**21,
+        "exact": {"a": [None, True, 1.5, "ü"]},
+        "text": "",
+    }
+)
+
+
+@register("test.result")
+async def result(payload: dict[str, Any]) -> Any:
+    """One of ``RESULTS``: most are no JSON, or too long."""
+    return RESULTS[payload["name"]]
 
 
 @register("test.wait")

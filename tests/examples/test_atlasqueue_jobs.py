@@ -198,6 +198,28 @@ def test_95_of_100_jobs_succeed_within_a_second(atlasqueue: Atlasqueue) -> None:
     assert percentile([seconds for (seconds,) in atlasqueue.sql(TAKEN, job_ids)], 0.95) <= 1.0
 
 
+STORED: dict[str, Any] = {"exact": {"a": [None, True, 1.5, "ü"]}, "text": ""}
+UNSTORED = ("set", "path", "object", "infinity", "keys", "long")
+
+
+@pytest.mark.rows("A119")
+def test_return_is_success_whatever_the_result(atlasqueue: Atlasqueue) -> None:
+    """Of a job that another one follows, too."""
+    with atlasqueue.worker() as worker:
+        handles = {name: atlasqueue.post("test.result", {"name": name}) for name in (*STORED, *UNSTORED)}
+        then = {"then": [{"type": "noop", "payload": {}}]}
+        followed = atlasqueue.post("test.result", {"name": "set"}, metadata=then)
+        assert {name: handles[name].sync.result(timeout=60) for name in STORED} == STORED
+        refused = [*(handles[name] for name in UNSTORED), followed]
+        assert [handle.sync.result(timeout=60) for handle in refused] == [None] * len(refused)
+        atlasqueue.when_succeeded(len(handles) + 2)
+        assert atlasqueue.value("select max(attempts) from jobs") == 1
+        reported = worker.wait_for_events("result_not_stored", len(refused))
+    assert sorted(line["job_id"] for line in reported) == sorted(handle.id for handle in refused)
+    assert {(line["level"], line["job_type"]) for line in reported} == {("warning", "test.result")}
+    assert all(line["error"].startswith("result: ") and "null" in line["remedy"] for line in reported)
+
+
 # ── failing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.rows("A22", "A37", "A38", "A58", "A61", "A67", "A72", "A81", "A104", "A119")
 def test_failing_job_is_retried_until_dead(atlasqueue: Atlasqueue) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -12,19 +13,22 @@ from atlasqueue.app import app
 from atlasqueue.worker.completion import ChainCompletion
 from atlasqueue.worker.limiter import Limiter
 from holdfast import ConfigError, Holdfast, current_job
+from holdfast.tasks.codec import encode_result
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 limiter = Limiter(app.settings.transport_url, app.settings.transport_key)
 completion = ChainCompletion(app)
+_log = logging.getLogger(__name__)
+_REMEDY = "the job has succeeded with the result null; return a value that JSON can hold, or none"
 
 
 def register(job_type: str, *, per_second: float | None = None) -> Callable[[Handler], Handler]:
     """Have jobs of this type run by an ``async def handler(payload)``, or ``handler(payload, job)``.
 
     ``payload`` is the submitted object. ``job`` has ``id``, ``attempts``, ``max_attempts`` and, as ``job.job``, all
-    there is to know. Whatever the handler raises fails the attempt. ``per_second``: so many may begin a second, in
-    all workers together.
+    there is to know. Whatever the handler raises fails the attempt, and a return is success: a result that JSON cannot
+    hold is logged and stored as null. ``per_second``: so many may begin a second, in all workers together.
     """
     if per_second is not None and per_second <= 0:
         raise ConfigError(f"per_second of {job_type!r}: give a number above 0")
@@ -41,13 +45,23 @@ def register(job_type: str, *, per_second: float | None = None) -> Callable[[Han
             follower = canvas.next_job(app, job)
             if per_second is not None:
                 await limiter.turn(job_type, per_second, job.id)
-            result = await (handler(payload) if count == 1 else handler(payload, job))
+            result = _storable(await (handler(payload) if count == 1 else handler(payload, job)))
             return result if follower is None else await completion.complete(job, follower, result)
 
         app.task(job_type)(run)
         return handler
 
     return registered
+
+
+def _storable(result: Any) -> Any:
+    """Returns the result, or None for one that cannot be stored: that must not fail a job whose work is done."""
+    try:
+        encode_result(result, app.settings.result_limit)
+    except Exception as error:  # encoding runs code of the result's type
+        _log.warning("result_not_stored", extra={"error": str(error), "remedy": _REMEDY})
+        return None
+    return result
 
 
 @register("noop")

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from holdfast import Invalid
 from tests.examples.atlasqueue_support import QUEUE, Atlasqueue, starts
 from tests.examples.common import until
 
@@ -121,6 +122,34 @@ def test_group_whose_member_has_a_taken_key_ends_dead(atlasqueue: Atlasqueue) ->
     with atlasqueue.workers(1):
         atlasqueue.when(waiting.id, "dead")
     assert "are missing" in app.sync.get(waiting.id).error
+
+
+@pytest.mark.rows("A49", "A51")
+def test_followers_stay_in_the_queue_of_their_predecessor(atlasqueue: Atlasqueue) -> None:
+    """By workers that serve that queue, and every queue. No sweep comes between."""
+    from atlasqueue.canvas import chain, group
+
+    app, steps = atlasqueue.app, [("noop", {})] * 3
+    for queues in ("mail", "*"):
+        with atlasqueue.worker(HOLDFAST_QUEUES=queues, WORKER_POLL_TIMEOUT="600"):
+            app.run_blocking(chain(app, *steps, key=f"chain {queues}", queue="mail"))
+            app.run_blocking(group(app, steps, ("test.echo", {}), key=f"group {queues}", queue="mail"))
+            atlasqueue.when_succeeded(8 if queues == "mail" else 16)
+    assert atlasqueue.sql("select queue, count(*) from holdfast.jobs group by 1") == [("mail", 16)]
+
+
+@pytest.mark.rows("A51")
+def test_chain_and_group_refuse_what_cannot_be_right(atlasqueue: Atlasqueue) -> None:
+    from atlasqueue.canvas import chain, group
+
+    app = atlasqueue.app
+    with pytest.raises(ValueError, match="a chain needs a step"):
+        app.run_blocking(chain(app, key="k"))
+    for key, problem in (("k" * 95, "at most 94 characters"), ("", "visible")):
+        with pytest.raises(Invalid, match=f"^key: .* {problem}"):
+            app.run_blocking(group(app, [("noop", {})], ("noop", {}), key=key))
+    assert atlasqueue.value("select count(*) from jobs") == 0
+    assert app.run_blocking(group(app, [("noop", {})], ("noop", {}), key="k" * 94)).created
 
 
 def _step(**changed: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast import Context, Dead, Holdfast, Invalid, JobFilter, JobHandle, JobState, Snooze
 from holdfast.core.models import NewJob
+from holdfast.core.validation import MAX_TAG_LENGTH, check_key
 
 Step = tuple[str, Mapping[str, Any]]
 """A job to be: its type and its payload."""
@@ -21,21 +22,28 @@ MAX_STEPS = 100
 JOIN = "canvas.join"
 LOOK = 1.0
 """Seconds between two looks at the members of a group."""
+_TAG = "group:"
+"""Before the key of a group: the tag of its members."""
 
 
-async def chain(app: Holdfast, *steps: Step, key: str) -> JobHandle[Any]:
+async def chain(app: Holdfast, *steps: Step, key: str, queue: str = "default") -> JobHandle[Any]:
     """Submit the first of these; each of the others is submitted when the one before it has succeeded."""
+    if not steps:
+        raise ValueError("a chain needs a step: give (type, payload)")
     (job_type, payload), *rest = steps
-    return await app.enqueue(job_type, payload, key=key, metadata={THEN: [_as_document(step) for step in rest]})
+    then = {THEN: [_as_document(step) for step in rest]}
+    return await app.enqueue(job_type, payload, key=key, queue=queue, metadata=then)
 
 
-async def group(app: Holdfast, members: Sequence[Step], callback: Step, *, key: str) -> JobHandle[Any]:
+async def group(
+    app: Holdfast, members: Sequence[Step], callback: Step, *, key: str, queue: str = "default"
+) -> JobHandle[Any]:
     """Submit all of these at once, and ``callback`` once every one of them has succeeded; what waits for that."""
-    tag = f"group:{key}"
-    jobs = [app.draft_job(*step, key=f"{key}/{number}", tags=[tag]) for number, step in enumerate(members)]
+    tag = _TAG + check_key(key, limit=MAX_TAG_LENGTH - len(_TAG))
+    jobs = [app.draft_job(*step, key=f"{key}/{number}", tags=[tag], queue=queue) for number, step in enumerate(members)]
     waiting = {"tag": tag, "members": len(jobs)}
     then = {THEN: [_as_document(callback)]}
-    handles = await app.enqueue_many([*jobs, app.draft_job(JOIN, waiting, key=key, metadata=then)])
+    handles = await app.enqueue_many([*jobs, app.draft_job(JOIN, waiting, key=key, queue=queue, metadata=then)])
     return handles[-1]
 
 
@@ -55,13 +63,16 @@ def step_field(number: int, field: str) -> str:
 
 
 def next_job(app: Holdfast, job: Context) -> NewJob | None:
-    """Returns the job to be submitted when this one succeeds, if there is one. Dead: it could not be submitted."""
+    """Returns the job to be submitted to the queue of this one when it succeeds, if there is one.
+
+    Dead: it could not be submitted.
+    """
     try:
         steps = read_steps(job.metadata)
         if not steps:
             return None
         rest = [_as_document(step) for step in steps[1:]]
-        return app.draft_job(*steps[0], key=f"{job.id}/then", metadata={THEN: rest})
+        return app.draft_job(*steps[0], key=f"{job.id}/then", queue=job.job.queue, metadata={THEN: rest})
     except Invalid as error:
         raise Dead(f"{error}; the handler was not run") from None
 

@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
-from holdfast import Context, Holdfast
+from atlasqueue.transport import opened_lists
+from holdfast import Context, Holdfast, HoldfastError
 from holdfast.core.models import NewJob
+from holdfast.transports.redis import RedisList
 
-_TIMEOUT = 2.0  # seconds for Redis; without it a sweep finds the job
 _MAX_CONNECTIONS = 10
 
 
@@ -23,15 +22,17 @@ class ChainCompletion:
     def __init__(self, app: Holdfast) -> None:
         self._app = app
         self._pool: asyncpg.Pool | None = None
-        self._redis: Redis | None = None
+        self._lists: RedisList | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Holds the connections while this lasts. The first job that needs one makes it."""
         settings = self._app.settings
-        redis = Redis.from_url(settings.transport_url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT)
-        async with redis, asyncpg.create_pool(settings.url, min_size=0, max_size=_MAX_CONNECTIONS) as pool:
-            self._pool, self._redis = pool, redis
+        async with (
+            opened_lists(settings) as lists,
+            asyncpg.create_pool(settings.url, min_size=0, max_size=_MAX_CONNECTIONS) as pool,
+        ):
+            self._pool, self._lists = pool, lists
             yield
 
     async def complete(self, job: Context, follower: NewJob, result: Any) -> Any:
@@ -40,10 +41,10 @@ class ChainCompletion:
         async with self._pool.acquire() as connection, connection.transaction():
             handle = await self._app.submit(follower, connection=connection)
             await job.complete(connection, result)
-        await self._announce(handle.id)
+        await self._announce(follower.queue, handle.id)
         return result
 
-    async def _announce(self, job_id: str) -> None:
-        assert self._redis is not None
-        with suppress(RedisError, OSError):
-            await self._redis.lpush(self._app.settings.transport_key, job_id)
+    async def _announce(self, queue: str, job_id: str) -> None:
+        assert self._lists is not None
+        with suppress(HoldfastError):  # without Redis a sweep finds the job
+            await self._lists.publish({queue: [job_id]})

@@ -21,7 +21,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from holdfast.settings.settings import SETTINGS
-from tests.examples.atlasqueue_support import DEAD, EXAMPLE, Atlasqueue
+from tests.examples.atlasqueue_support import DEAD, EXAMPLE, QUEUE, Atlasqueue
 from tests.examples.common import PATIENCE, until
 from tests.examples.programs import ROOT
 from tests.examples.readme import Readme, free_ports, run_documented_tests
@@ -280,6 +280,37 @@ def test_start_and_wipe_commands_replace_docker(atlasqueue: Atlasqueue) -> None:
     assert (refused.process.wait(60), atlasqueue.value("select count(*) from jobs")) == (2, 1)
     atlasqueue.run("wipe", "--yes")
     assert atlasqueue.value("select to_regclass('jobs')") is None
+
+
+@pytest.mark.rows("A105")
+def test_wipe_empties_the_lists_and_nothing_else(atlasqueue: Atlasqueue) -> None:
+    """Of each queue. Keys of other programs stay, however alike their names are."""
+    foreign = {f"{QUEUE}2", f"{QUEUE}:nobodys", "atlasqueue", f"{DEAD}:nobodys"}
+    for name in foreign:
+        atlasqueue.command("SET", name, "theirs")
+    for queue, suffix in (("default", ""), ("mail", ":mail")):
+        with atlasqueue.worker(HOLDFAST_QUEUES=queue):
+            dead = atlasqueue.submit("test.fail", max_attempts=1, queue=queue)
+            until(lambda key=f"{DEAD}{suffix}", job=dead: job in atlasqueue.listed(key), "the list of the dead")
+        atlasqueue.submit(queue=queue)
+        assert atlasqueue.listed(f"{QUEUE}{suffix}")
+    (pushed,) = atlasqueue.unheard()
+    atlasqueue.sql("update holdfast.job set queue = 'by-hand' where id = %s", pushed)
+    atlasqueue.command("LPUSH", f"{QUEUE}:by-hand", pushed)
+    assert foreign < set(atlasqueue.command("KEYS", "*"))
+    atlasqueue.run("wipe", "--yes")
+    assert set(atlasqueue.command("KEYS", "*")) == foreign
+    atlasqueue.run("wipe", "--yes")
+
+
+@pytest.mark.rows("A105")
+def test_wipe_deletes_nothing_while_redis_is_away(atlasqueue: Atlasqueue) -> None:
+    atlasqueue.submit()
+    with free_ports(1) as (closed,):
+        refused = atlasqueue.program("atlasqueue", "wipe", "--yes", REDIS_URL=f"redis://127.0.0.1:{closed}/0")
+        assert refused.process.wait(60) == 75
+    assert refused.log().startswith("error: Redis at 127.0.0.1:")
+    assert atlasqueue.value("select count(*) from jobs") == 1
 
 
 async def _wiped(queue: Atlasqueue) -> None:

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
+from atlasqueue.transport import delete_lists, opened_lists
 from holdfast import ConfigError, Holdfast
 
 _LOCK = 0x41515545  # two that migrate at once make the views one after another
@@ -39,9 +40,13 @@ async def migrate(app: Holdfast) -> list[str]:
 
 
 async def wipe(app: Holdfast) -> None:
-    """Delete all jobs and keys, and the tables with them. What Redis still lists is refused when it is claimed."""
+    """Delete all jobs and keys, the lists of their ids in Redis, and then the tables: where Redis is away, nothing."""
     link = await asyncpg.connect(app.settings.url)
     try:
+        are_there = await link.fetchval("select to_regclass('holdfast.job') is not null")
+        queues = await link.fetch("select distinct queue from holdfast.job") if are_there else []
+        async with opened_lists(app.settings) as lists:
+            await delete_lists(lists, [row["queue"] for row in queues])
         await link.execute("""drop view if exists jobs, idempotency_keys; drop function if exists refuse_change;
             drop schema if exists holdfast cascade""")
     finally:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from holdfast import Settings
 from holdfast.transports.contract import TransportKeys
-from holdfast.transports.redis import RedisList, server_of
+from holdfast.transports.redis import RedisList, server_of, text_of
 
 
 @asynccontextmanager
@@ -19,3 +19,17 @@ async def opened_lists(settings: Settings) -> AsyncIterator[RedisList]:
         yield lists
     finally:
         await lists.close()
+
+
+async def delete_lists(lists: RedisList, queues: Iterable[str]) -> None:
+    """Deletes the lists of these queues, and of those that Redis knows, with what else the transport keeps there.
+
+    No other key is touched: they are named one by one, after docs/transports.md.
+    """
+    (key, dead_key), ask = lists.names, lists.pool.run_command
+    used = [*await ask("ZRANGE", f"{key}@queues", 0, -1), *await ask("SMEMBERS", f"{key}@active")]
+    names = {"default", *queues, *map(text_of, used), *await lists.dead_letter_queues()}
+    per_queue = (TransportKeys(key, dead_key), TransportKeys(f"{key}@republished", dead_key))
+    found = {name for keys in per_queue for queue in names for name in (keys.ready(queue), keys.dead_letter_key(queue))}
+    kept = {f"{key}@{name}" for name in ("queues", "active", "new_queues", "sweep", "probe")}
+    await ask("UNLINK", *found, *kept, f"{dead_key}@queues")

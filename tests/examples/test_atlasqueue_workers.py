@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -319,10 +320,25 @@ def test_every_variable_maps_to_a_setting() -> None:
         assert settings({variable: ""}).get_value(name) == settings({}).get_value(name)
 
 
+@pytest.mark.rows("A136", "A137")
+@pytest.mark.parametrize("seconds", ["1234567", "1234567.25", "0.000001", "0"])
+def test_delays_are_taken_exactly(seconds: str) -> None:
+    from atlasqueue.config import settings
+
+    retry = settings({"RETRY_BASE_DELAY_SECONDS": seconds, "RETRY_JITTER_MAX_SECONDS": seconds}).retry
+    assert (retry.base, retry.jitter) == (float(seconds), f"add:{seconds}")
+
+
 @pytest.mark.rows("A128")
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
+        (
+            "DATABASE_URL",
+            "sqlite:///jobs.db",
+            "DATABASE_URL: AtlasQueue keeps its jobs in PostgreSQL; write postgresql:",
+        ),
+        ("DATABASE_URL", "postgresql+psycopg2://h/d", "DATABASE_URL: AtlasQueue keeps its jobs in PostgreSQL"),
         ("REDIS_URL", "redis", "REDIS_URL: 'redis' is not valid; write the URL of a Redis"),
         ("REDIS_URL", "http://h", "REDIS_URL: name a Redis"),
         ("DLQ_KEY", "atlasqueue:jobs", "DLQ_KEY: it is JOB_QUEUE_KEY too"),
@@ -337,6 +353,22 @@ def test_invalid_variable_is_named(variable: str, text: str, message: str) -> No
 
     with pytest.raises(HoldfastError, match=re.escape(message)):
         settings({variable: text})
+
+
+@pytest.mark.rows("A128", "A129", "A130", "A135")
+def test_error_of_a_program_names_the_variable(atlasqueue: Atlasqueue) -> None:
+    """What only a program finds out, after the settings are read."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        worker = atlasqueue.program("atlasqueue", "worker", WORKER_METRICS_PORT=port)
+        assert worker.process.wait(60) == 75
+    assert worker.log().startswith(f"error: WORKER_METRICS_PORT: cannot listen on 127.0.0.1:{port}: ")
+    assert worker.log().endswith("or give another WORKER_METRICS_PORT\n")
+    wrong = {"DATABASE_URL": "postgresql://h:99999/d", "REDIS_URL": "redis://h:99999/0"}
+    for variable, url in wrong.items():
+        refused = atlasqueue.program("atlasqueue", "migrate", **{variable: url})
+        assert refused.process.wait(60) != 0
+        assert refused.log().startswith(f"error: {variable}: 'h:99999' ")
 
 
 @pytest.mark.rows("A131", "A132", "A138")

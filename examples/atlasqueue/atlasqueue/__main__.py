@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 
+from atlasqueue.config import name_variables
 from holdfast import HoldfastError
 from holdfast.telemetry.logs import configure_logs
 from holdfast.worker import run_worker
@@ -29,7 +30,7 @@ def main() -> int:
     try:
         return program(**asked)
     except HoldfastError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {name_variables(str(error))}", file=sys.stderr)
         return error.exit_code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +37,8 @@ HANDLER_MODULES = "HANDLER_MODULES"
 def settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of the file, those of HOLDFAST_… before them, AtlasQueue's own before all.
 
-    Invalid and ConfigError name the variable that cannot be right.
+    Invalid and ConfigError name the variable that cannot be right, and so does ``name_variables`` for what is found
+    out later.
     """
     given: dict[str, Any] = {}
     for variable, names in VARIABLES.items():
@@ -44,13 +46,17 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
             given |= {name: SETTINGS[name].kind.parse(variable, text) for name in names}
     if "url" in given:
         given["url"] = given["url"].replace("postgresql+asyncpg://", "postgresql://", 1)  # as SQLAlchemy writes it
+        if not given["url"].startswith(("postgresql://", "postgres://")):
+            raise ConfigError(
+                "DATABASE_URL: AtlasQueue keeps its jobs in PostgreSQL; write postgresql://user@host/database"
+            )
     if any(environ.get(variable) for variable in DELAYS):
         base, jitter = (_seconds(variable, environ.get(variable) or default) for variable, default in DELAYS.items())
-        given["retry"] = f"exponential:base={base:g},factor=2,offset=0,cap=none,jitter=add:{jitter:g}"
+        given["retry"] = f"exponential:base={base},factor=2,offset=0,cap=none,jitter=add:{jitter}"
     try:
         return Settings.load(path=FILE, environ=environ, **given)
     except ConfigError as error:
-        raise ConfigError(_by_variables(str(error))) from None
+        raise ConfigError(name_variables(str(error))) from None
 
 
 def handler_modules(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -58,15 +64,16 @@ def handler_modules(environ: Mapping[str, str] = os.environ) -> list[str]:
     return [name.strip() for name in environ.get(HANDLER_MODULES, "").split(",") if name.strip()]
 
 
-def _by_variables(problem: str) -> str:
-    """The same, with the variables of the settings."""
+def name_variables(problem: str) -> str:
+    """Returns the text of an error of Holdfast with AtlasQueue's variables in place of the settings' names."""
     for variable, names in VARIABLES.items():
         for name in names:
-            problem = problem.replace(f"argument: {name}:", f"{variable}:")
-    for variable in ("JOB_QUEUE_KEY", "DLQ_KEY"):  # an error of one names the other, too
-        problem = problem.replace(*VARIABLES[variable], variable)
+            problem = re.sub(rf"^(?:argument: )?{name}:", f"{variable}:", problem, flags=re.MULTILINE)
+            if "_" in name:  # no word of a sentence: an error of one may name another, too
+                problem = re.sub(rf"\b{name}\b", variable, problem)
     return problem
 
 
-def _seconds(variable: str, text: str) -> float:
-    return parse_duration(text, variable).total_seconds()
+def _seconds(variable: str, text: str) -> str:
+    """Returns the number, exact to the microsecond."""
+    return f"{parse_duration(text, variable).total_seconds():f}".rstrip("0").rstrip(".")

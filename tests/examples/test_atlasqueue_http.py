@@ -109,6 +109,7 @@ def test_invalid_requests_are_refused_whole(atlasqueue: Atlasqueue, api: Api) ->
         answer = api.post(**bad)
         assert (answer.status_code, answer.json()["field"]) == (422, field), bad
         assert answer.json()["remedy"]
+    assert api.post("command").json()["detail"].startswith("type: 'command' ")
     for missing in ("type", "payload"):
         body = {"type": "noop", "payload": {}}
         body.pop(missing)

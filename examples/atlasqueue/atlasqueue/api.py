@@ -87,8 +87,9 @@ async def submit(wanted: Submission, key: IdempotencyKey, call: Submitting, resp
     try:
         draft = call.app.draft_job(wanted.type, wanted.payload, key=key, **options)
     except Invalid as error:
-        error.field = "type" if error.field == "task" else error.field
-        raise
+        if error.field != "task":
+            raise
+        raise Invalid("type", error.value, error.remedy) from None
     handle, job = await submit_job(call, draft)
     if handle.wake_up_delayed:
         detail = "the job is stored, and Redis could not be notified: a sweep will find it"

@@ -258,7 +258,7 @@ def test_dead_letter_list_keeps_what_the_readme_says(atlasqueue: Atlasqueue) -> 
     assert atlasqueue.value("select count(*) from jobs where status = 'dead'") == kept + 5
 
 
-@pytest.mark.rows("A98", "A105")
+@pytest.mark.rows("A75", "A98", "A105")
 def test_start_and_wipe_commands_replace_docker(atlasqueue: Atlasqueue) -> None:
     from atlasqueue.client import submit
 
@@ -272,9 +272,14 @@ def test_start_and_wipe_commands_replace_docker(atlasqueue: Atlasqueue) -> None:
             assert client.get(f"/v1/jobs/{job['id']}", params={"wait": 60}).json()["status"] == "succeeded"
         children = psutil.Process(program.process.pid).children()
         assert len(children) == 2
+    lines = [json.loads(line) for line in program.log().splitlines()]
+    assert all(line["event"] and line["level"] for line in lines)
+    (migrated,) = program.events("migrated")
+    assert (migrated["level"], migrated["applied"][-1]) == ("info", "tables")
     assert not any(child.is_running() for child in children)
     with atlasqueue.program("atlasqueue", "start", HOLDFAST_API_PORT="0", WORKER_METRICS_PORT="0") as again:
         again.says("worker_started")
+        assert again.events("migrated")[0]["applied"] == []
         assert atlasqueue.value("select count(*) from jobs") == 1  # kept
     refused = atlasqueue.program("atlasqueue", "wipe")
     assert (refused.process.wait(60), atlasqueue.value("select count(*) from jobs")) == (2, 1)

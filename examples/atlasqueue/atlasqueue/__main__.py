@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 from collections.abc import Callable
 
@@ -52,9 +53,17 @@ def _wipe() -> int:
 
 
 def _start() -> int:
+    from atlasqueue.app import app
     from atlasqueue.start import start
+    from atlasqueue.tables import migrate
 
-    return _migrate() or start()
+    finish_logs = configure_logs(app.settings, app.events)
+    try:
+        applied = asyncio.run(migrate(app))
+        logging.getLogger("atlasqueue").info("migrated", extra={"applied": applied})
+    finally:
+        finish_logs()
+    return start()
 
 
 def _serve(*, exposed: bool) -> int:

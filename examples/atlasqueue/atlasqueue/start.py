@@ -1,4 +1,4 @@
-"""An API and a worker, as processes beside each other: what the compose file starts, without Docker."""
+"""An API and a worker, as processes beside each other. PostgreSQL and Redis must run already."""
 
 from __future__ import annotations
 

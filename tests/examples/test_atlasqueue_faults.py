@@ -62,6 +62,7 @@ def test_api_accepts_and_reports_while_servers_are_down(mortal: Atlasqueue) -> N
         assert unheard.headers["retry-after"] == "2"
         assert unheard.json()["request_id"] == unheard.headers["x-request-id"]
         job = api.job("key:redis-is-down")
+        assert api.job(job["id"]) == job
         assert (job["status"], mortal.row(job["id"])["status"]) == ("queued", "queued")
         mortal.redis.start()
         until(lambda: job["id"] in mortal.listed(), "the sweep after Redis has come back")
@@ -126,6 +127,16 @@ def _refused(mortal: Atlasqueue) -> None:
     with pytest.raises(Unavailable) as refused:
         mortal.post(key="while-postgresql-is-down")
     assert refused.value.http_status == 503
+
+
+@pytest.mark.rows("A41")
+def test_queued_jobs_survive_the_loss_of_all_redis_has(mortal: Atlasqueue) -> None:
+    job_ids = mortal.submit_many(200)
+    mortal.command("FLUSHALL")
+    assert (mortal.listed(), mortal.sql("select status, count(*) from jobs group by 1")) == ([], [("queued", 200)])
+    with mortal.worker() as worker:
+        mortal.all_ended(job_ids)
+    assert starts([worker]) == dict.fromkeys(job_ids, 1)
 
 
 @pytest.mark.rows("A29", "A41")

@@ -57,6 +57,7 @@ def test_api_counts_submissions_and_requests(atlasqueue: Atlasqueue) -> None:
             api.post(key=key)
         for _ in range(100):
             api.client.get(f"/v1/jobs/{uuid4()}")
+            api.client.get(f"/{uuid4()}")
         metric = figures(f"{api.address}/metrics")
         assert of(metric, "jobs_submitted_total", job_type="noop") == 3
         assert of(metric, "jobs_idempotent_total", job_type="noop") == 2
@@ -65,21 +66,24 @@ def test_api_counts_submissions_and_requests(atlasqueue: Atlasqueue) -> None:
         assert of(metric, "http_requests_total", **shown) == 100
         assert of(metric, "http_requests_total", **posted) == 3
         assert of(metric, "http_request_duration_seconds_count", **shown) == 100
+        assert of(metric, "http_requests_total", **{**shown, "path_template": "other"}) == 100
         templates = {
             dict(labels)["path_template"] for name, labels in metric if name == "atlasqueue_http_requests_total"
         }
-        assert {"/v1/jobs", "/v1/jobs/{job_id}"} <= templates <= {"/v1/jobs", "/v1/jobs/{job_id}", "/metrics"}
+        asked = {"/v1/jobs", "/v1/jobs/{job_id}", "other"}
+        assert asked <= templates <= asked | {"/metrics"}
         assert of(figures(f"{api.address}/metrics/"), "jobs_submitted_total", job_type="noop") == 3
 
 
-def _address(worker: Program) -> str:
+def metrics_address(worker: Program) -> str:
+    """Where this worker serves its metrics."""
     return str(worker.wait_for_events("metrics_served")[0]["address"])
 
 
 @pytest.mark.rows("A25", "A84", "A85", "A86", "A88", "A89", "A90", "A91", "A92", "A96", "A135")
 def test_worker_counts_its_work(atlasqueue: Atlasqueue, tmp_path: Path) -> None:
     with atlasqueue.worker() as worker:
-        address = _address(worker)
+        address = metrics_address(worker)
 
         def metric(name: str, **labels: Any) -> float:
             return of(figures(address), name, **labels)
@@ -129,7 +133,7 @@ def test_every_documented_metric_exists_from_the_start(atlasqueue: Atlasqueue) -
     with atlasqueue.api() as api, atlasqueue.worker() as worker:
         texts = [
             httpx.get(address, timeout=PATIENCE, verify=PLAIN).text
-            for address in (f"{api.address}/metrics", _address(worker))
+            for address in (f"{api.address}/metrics", metrics_address(worker))
         ]
     named = {line.split()[2] for text in texts for line in text.splitlines() if line.startswith("# TYPE ")}
     assert {f"atlasqueue_{name}" for name in NAMES} <= named

@@ -22,6 +22,7 @@ from holdfast.worker import Worker
 from tests.examples.atlasqueue_support import QUEUE, Atlasqueue, rejected, starts
 from tests.examples.common import PATIENCE, until
 from tests.examples.programs import Program
+from tests.examples.test_atlasqueue_metrics import figures, metrics_address, of
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
@@ -211,9 +212,14 @@ def test_concurrent_sweeps_take_each_due_job_once(atlasqueue: Atlasqueue) -> Non
     sweeps = [event for worker in sweepers for event in worker.events("sweep_complete")]
     assert {event["level"] for event in sweeps} == {"info"}
     assert sum(event["requeued"] for event in sweeps) >= number
-    with atlasqueue.worker() as worker:
+    with atlasqueue.workers(4) as workers:
         atlasqueue.all_ended(job_ids)
-    assert starts([worker]) == dict.fromkeys(job_ids, 1)
+        until(lambda: _retried(workers) == number, "the counts of the workers that run them")
+    assert starts(workers) == dict.fromkeys(job_ids, 1)
+
+
+def _retried(workers: Sequence[Program]) -> float:
+    return sum(of(figures(metrics_address(worker)), "jobs_retried_total") for worker in workers)
 
 
 def _promoted(workers: Sequence[Program]) -> int:

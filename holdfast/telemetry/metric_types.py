@@ -69,12 +69,9 @@ class LabelLimiter:
 
     def __call__(self, value: str) -> str:
         """Returns the value, or ``other``."""
-        shown = self._known.get(value)
-        if shown is None:
-            shown = value[:MAX_VALUE] if len(self._known) < self._max_labels else OTHER
-            if shown is not OTHER:
-                self._known[value] = shown
-        return shown
+        if value not in self._known and len(self._known) < self._max_labels:
+            self._known[value] = value[:MAX_VALUE]
+        return self._known.get(value, OTHER)
 
 
 class Counter:
@@ -157,10 +154,11 @@ OPEN = "application/openmetrics-text"
 
 
 def wants_json(accept: str) -> bool:
-    """Returns True if an Accept header prefers JSON to the formats of Prometheus."""
-    ranges = [each.split(";")[0].strip().lower() for each in accept.split(",")]
-    read = {TEXT, OPEN, "application/vnd.google.protobuf"}
-    return next((each == JSON for each in ranges if each == JSON or each in read), False)
+    """Returns True if an Accept header prefers JSON to the formats of Prometheus: by weight, then by order."""
+    ranges = [each.partition(";") for each in accept.lower().replace(" ", "").split(",")]
+    ranges.sort(key=lambda each: min(each[2].rpartition("q=")[2] or "1", "1"), reverse=True)  # stable; "1" without "q="
+    read = {JSON, TEXT, OPEN, "application/vnd.google.protobuf"}
+    return next((each == JSON for each, *_ in ranges if each in read), False)
 
 
 def expose_metrics(readings: Iterable[Reading], *, prefix: str, accept: str) -> tuple[bytes, str]:

@@ -187,6 +187,13 @@ def test_closed_it_counts_no_more() -> None:
         ("text/plain, application/json", False),
         ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", False),
         ("text/html, application/json", True),
+        ("application/json, text/plain, */*", True),
+        ("text/plain;q=0.5, application/json", True),
+        ("text/plain; q=0.5, application/json; q=0.6, */*;q=0.1", True),
+        ("application/json;q=0.4, text/plain", False),
+        ("application/json;q=0.4, text/plain;version=0.0.4;q=0.5", False),
+        ("text/plain;version=0.0.4;q=0.4, application/json;q=0.4", False),
+        ("application/json;q=x, text/plain;q=1.0", True),
     ],
 )
 def test_json_is_served_only_if_preferred(accept: str, json: bool) -> None:

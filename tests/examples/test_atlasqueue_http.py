@@ -50,6 +50,12 @@ def test_new_job_is_created_and_its_id_listed(atlasqueue: Atlasqueue, api: Api) 
     assert (reported["job_type"], reported["level"]) == ("email.send", "info")
 
 
+def test_job_that_waits_for_another_has_no_time(atlasqueue: Atlasqueue, api: Api) -> None:
+    waiting = atlasqueue.submit(after=atlasqueue.submit())
+    job = api.job(waiting)
+    assert (job["status"], job["run_at"], atlasqueue.row(waiting)["run_at"]) == ("queued", None, None)
+
+
 @pytest.mark.rows("A32")
 def test_submission_without_a_key_stores_nothing(atlasqueue: Atlasqueue, api: Api) -> None:
     answer = api.post(key=None)

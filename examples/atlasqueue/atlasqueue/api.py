@@ -55,7 +55,7 @@ class JobView(BaseModel):
     attempts: int
     max_attempts: int | None
     payload: Any
-    run_at: datetime
+    run_at: datetime | None
     created_at: datetime
     ended_at: datetime | None
     result: Any
@@ -64,7 +64,7 @@ class JobView(BaseModel):
     @field_validator("status", mode="before")
     @classmethod
     def _as_queued(cls, state: str) -> str:
-        """A job whose time has not come is queued: ``run_at`` says since when."""
+        """A job whose time has not come is queued: ``run_at`` says when; None while it waits for others."""
         return "queued" if state in ("scheduled", "waiting") else state
 
 

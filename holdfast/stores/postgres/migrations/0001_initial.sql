@@ -222,8 +222,8 @@ select
     id, queue, task, payload,
     (array['queued', 'scheduled', 'running', 'failed', 'waiting', 'succeeded', 'dead', 'cancelled'])[state + 1] as state,
     -rank as priority, attempts, max_attempts, worker, reason, error, result, options,
-    to_timestamp(run_at / 1000000.0) as run_at, to_timestamp(created_at / 1000000.0) as created_at,
-    to_timestamp(started_at / 1000000.0) as started_at, to_timestamp(ended_at / 1000000.0) as ended_at,
+    to_timestamp(nullif(run_at, 253402300799000000) / 1000000.0) as run_at, -- core.dependencies.NEVER_US
+    to_timestamp(created_at / 1000000.0) as created_at, to_timestamp(started_at / 1000000.0) as started_at, to_timestamp(ended_at / 1000000.0) as ended_at,
     to_timestamp(lease_until / 1000000.0) as lease_until, to_timestamp(expires_at / 1000000.0) as expires_at
 from holdfast.job;
 

@@ -102,6 +102,52 @@ def test_payload_is_kept_byte_for_byte(atlas: Atlas, api: Instance) -> None:
     assert api.ask("POST", "/jobs", value).document["payload"] == '{"b":1,  "a" : 2e400}'
 
 
+@pytest.mark.rows("J44", "J67")
+def test_payloads_from_sql_are_shown_whatever_they_are(atlas: Atlas, api: Instance) -> None:
+    payloads = ["[1, 2]", "5", '"x"', "null", "[" * 300 + "]" * 300, "[" * 3000 + "]" * 3000]
+    for payload in payloads:
+        draft = f'[{{"task": "demo.sleep", "payload": {payload}}}]'
+        job_id = str(atlas.value("select id from holdfast.submit(%s)", draft))
+        assert api.job(job_id)["payload"] == atlas.row(job_id)["payload"] == payload
+
+
+ERRORS = {
+    "RuntimeError: no: not today": "no: not today",
+    "Dead: never": "never",
+    "error: unpack requires 4 bytes": "unpack requires 4 bytes",
+    "gaierror: [Errno -2] Name or service not known": "[Errno -2] Name or service not known",
+    "_Own2: two\nlines": "two\nlines",
+    "ValueError": "ValueError",
+    "timeout: still running after 5 s": "timeout: still running after 5 s",
+    "timeout: timed out": "timed out",
+    "lease expired: worker w died": "lease expired: worker w died",
+    "no task 'x' is registered": "no task 'x' is registered",
+}
+
+
+@pytest.mark.rows("J48")
+def test_last_error_is_the_message_without_its_type(atlas: Atlas, api: Instance) -> None:
+    job_id = api.submit()
+    for stored, shown in ERRORS.items():
+        atlas.sql("update holdfast.job set error = %s where id = %s", stored, job_id)
+        assert api.job(job_id)["last_error"] == atlas.row(job_id)["last_error"] == shown
+
+
+@pytest.mark.rows("J49", "J74")
+def test_job_that_waits_for_another_has_no_time(atlas: Atlas, api: Instance) -> None:
+    app = atlas.application()
+    waiting = app.sync.enqueue("demo.sleep", {"payload": "{}"}, after=api.submit()).id
+    app.sync.close()
+    job = api.job(waiting)
+    assert (job["status"], job["next_run_at"]) == ("QUEUED", None)
+    assert atlas.row(waiting) == job
+    later = "select count(*) from jobs where status = 'QUEUED' and next_run_at > now()"
+    assert api.get("/metrics").document["scheduledForRetry"] == atlas.value(later) == 0
+    atlas.sql("set timezone to 'Asia/Tokyo'")
+    for statement in ("select * from holdfast.jobs", "select * from jobs"):
+        assert len(atlas.sql(statement)) == 2, "no time is beyond the year 9999"
+
+
 @pytest.mark.rows("J36", "J43", "J46", "J66")
 def test_submission_accepts_names_in_camel_case(api: Instance) -> None:
     camel = b'{"jobType": "email.send", "payload": {"b":1,  "a" : 2e400}, "maxAttempts": 7, "idempotencyKey": "k1"}'
@@ -245,8 +291,19 @@ def _check_counts(atlas: Atlas, api: Instance, by_worker: dict[str, dict[str, in
     assert metrics.document["byWorker"] == by_worker
     # Failures: one each of the dead job, the one that recovered and the two that wait.
     assert metrics.document["attemptDistribution"] == {"0": 11, "1": 4}
-    assert b"holdfast_" in _text(api, "/metrics", Accept="text/plain"), "what a Prometheus asks for"
+    for accept in PROMETHEUS:
+        assert b"holdfast_" in _text(api, "/metrics", Accept=accept), "what a Prometheus asks for"
+    for accept in JSON:
+        assert _text(api, "/metrics", Accept=accept).startswith(b'{"statusCounts"'), accept
     assert metrics.document["scheduledForRetry"] == 3, "two retries, and the one that was submitted for later"
+
+
+PROMETHEUS = (
+    "text/plain",
+    "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.4,*/*;q=0.1",
+    "application/json;q=0.4, text/plain",
+)
+JSON = ("", "*/*", "application/json, text/plain, */*", "text/plain;q=0.5, application/json", "text/html, */*")
 
 
 def _text(api: Instance, path: str, **headers: str) -> bytes:

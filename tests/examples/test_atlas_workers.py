@@ -17,7 +17,7 @@ import pytest
 
 from holdfast import Holdfast, JobState
 from holdfast.core.models import to_datetime
-from tests.examples.atlas_support import Atlas, Instance, held
+from tests.examples.atlas_support import EXAMPLE, Atlas, Instance, held
 from tests.examples.common import until
 from tests.examples.programs import ROOT
 from tests.support.postgres import Postgres
@@ -57,6 +57,27 @@ def test_slow_job_is_the_same_in_table_and_answer(atlas: Atlas) -> None:
         assert all(later["updated_at"] > earlier["updated_at"] for earlier, later in pairwise(seen))
         assert {each["job_type"] for each in seen} == {"api.call"}
         assert atlas.value("select result::json ->> 'charge' from holdfast.job where id = %s", paid) == paid
+
+
+@pytest.mark.rows("J51")
+def test_updated_at_stays_after_the_three_changes_of_the_readme(atlas: Atlas) -> None:
+    app = atlas.application()
+    with atlas.one(ATLAS_SCHEDULING_ENABLED="false") as api:
+        job_id = api.submit("demo.sleep", '{"seconds": 600}')
+        with atlas.running("worker-1"):
+            claimed = api.when(job_id, "RUNNING")["updated_at"]
+        api.when(job_id, "QUEUED")
+        seen = [_agreed(atlas, api, job_id)["updated_at"]]
+        app.sync.edit(job_id, delay=3600)
+        seen.append(_agreed(atlas, api, job_id)["updated_at"])
+        app.sync.cancel(job_id)
+        assert _agreed(atlas, api, job_id)["updated_at"] > claimed
+        app.sync.replay([job_id])
+        seen.append(_agreed(atlas, api, job_id)["updated_at"])
+    app.sync.close()
+    assert seen == [claimed] * 3
+    readme = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    assert "an edit (of its time, payload, priority), its release by an instance that stops, and a replay" in readme
 
 
 def _waits(app: Holdfast, instance: Instance, job_id: str, failures: int) -> float:

@@ -19,16 +19,18 @@ from starlette.types import ASGIApp
 
 from atlas_jobs import counts
 from atlas_jobs.words import status
-from holdfast import Holdfast, HoldfastError, Invalid, Job
+from holdfast import Holdfast, HoldfastError, Invalid, Job, JobState
 from holdfast.core.models import Attempt, to_datetime
 from holdfast.tasks.codec import RawText
+from holdfast.telemetry.metric_types import wants_json
 from holdfast.web import create_app
 
 RECENT_MINUTES = 5
 _MAX_MINUTES = 1440  # a day
 _LARGEST = 1 << 20  # bytes of a body
 _PATIENCE = 30.0  # seconds a body may take to arrive
-_KIND_OF_ERROR = re.compile(r"^[A-Z]\w*: ")
+_KIND_OF_ERROR = re.compile(r"^(?!timeout: still running after )[^\W\d]\w*: ")
+"""The type of the exception, with which Holdfast begins an error; a job's time-out has none."""
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -102,8 +104,8 @@ class _Routes:
         return _answer(200, counts.by_status(await self._app.stats(most=counts.MAX_COUNTED)))
 
     async def metrics(self, request: Request) -> ASGIApp:
-        """JSON; to a Prometheus, which asks for text, what Holdfast has for it."""
-        if "text/plain" in request.headers.get("accept", ""):
+        """JSON; to a Prometheus, which prefers its own formats, what Holdfast has for it."""
+        if not wants_json(f"{request.headers.get('accept', '')}, application/json;q=0.001"):
             return self.holdfast
         minutes = _minutes(request.query_params)
         figures = await self._app.stats(minutes=minutes, most=counts.MAX_COUNTED)
@@ -117,16 +119,25 @@ def shown(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "job_id": job.id,
         "status": status(job.state),
         "job_type": job.task,
-        "payload": msgspec.json.decode(job.payload).get("payload", job.payload),
+        "payload": _payload(job.payload),
         "attempt_count": job.failures,
         "max_attempts": job.max_attempts,
         "idempotency_key": job.key,
         "last_error": None if job.error is None else _KIND_OF_ERROR.sub("", job.error),
-        "next_run_at": to_datetime(job.run_at_us),
+        "next_run_at": None if job.state is JobState.WAITING else job.run_at,
         "worker_id": job.worker,
         "created_at": job.created_at,
         "updated_at": to_datetime(max(each for each in changed if each is not None)),
     }
+
+
+def _payload(stored: str) -> Any:
+    """What was submitted; of a job that came without Atlas' routes and has no argument ``payload``, all of it."""
+    try:
+        arguments = msgspec.json.decode(stored)
+    except (msgspec.DecodeError, RecursionError):
+        return stored
+    return arguments.get("payload", stored) if isinstance(arguments, dict) else stored
 
 
 async def _body(request: Request) -> bytes:

@@ -157,14 +157,17 @@ def test_job_without_handler_is_dead_at_once(streams: Streams) -> None:
     service = streams.notifications
     body = {"type": "no.handler", "payload": {"kept": True}, "idempotency_key": str(uuid4())}
     unknown = streams.call("notifications", "POST", "/jobs", body, status=202)["job_id"]
-    drafts = [{"task": "test.job", "payload": {"fail": "often"}}, {"task": "test.job", "payload": {"other": 1}}]
+    deep = json.loads("[" * 300 + "]" * 300)
+    payloads = [{"fail": "often"}, {"other": 1}, [1, 2], 5, "x", None, deep]
+    drafts = [{"task": "test.job", "payload": each} for each in payloads]
     unfit = [str(row[0]) for row in service.sql("select id from holdfast.submit(%s::jsonb)", json.dumps(drafts))]
     service.all_ended([unknown, *unfit], "dead")
     reasons = [(service.job(job_id).reason, service.job(job_id).attempts) for job_id in (unknown, *unfit)]
-    assert reasons == [("no_handler", 1), ("payload", 1), ("payload", 1)]
-    until(lambda: {unknown, *unfit} <= set(service.dead_letters()), "three dead letters")
+    assert reasons == [("no_handler", 1), *[("payload", 1)] * len(payloads)]
+    until(lambda: {unknown, *unfit} <= set(service.dead_letters()), "the dead letters")
     listed = {each["job_id"]: each for each in streams.client.get("/dlq/notifications").json()["jobs"]}
     assert listed[unknown]["payload"] == {"kept": True}
+    assert [listed[job_id]["payload"] for job_id in unfit] == [*payloads[:-1], json.dumps(deep)]
     assert service.executions(*unfit) == {}
     service.redis.xadd(service.key, {"order": "7"})
     until(lambda: service.redis.exists(f"{service.key}@malformed"), "the malformed entry")

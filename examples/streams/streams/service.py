@@ -9,10 +9,12 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID, uuid4
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Query
 from pydantic import BaseModel, Field
 
 from holdfast import Conflict, Holdfast, Invalid, Job, JobFilter, JobState
+from holdfast.core.validation import is_too_deep
 from holdfast.integrations.fastapi import HoldfastDep, StrictRoute, holdfast_lifespan
 from holdfast.web import create_app
 from holdfast.web.fields import TASK_PATTERN
@@ -138,7 +140,7 @@ async def replay_dead_letter(job_id: UUID, app: HoldfastDep) -> Accepted:
 
 
 def view_of(job: Job, service: str) -> JobView:
-    """Returns the view of a job. ``next_run_at``: when a pending job may start."""
+    """Returns the view of a job. ``next_run_at``: when a pending job may start; None if it waits for others."""
     status = STATUS.get(job.state, "pending")
     return JobView(
         job_id=UUID(job.id),
@@ -150,7 +152,7 @@ def view_of(job: Job, service: str) -> JobView:
         max_attempts=job.max_attempts,
         error=job.error,
         result=job.return_value() if job.state is JobState.SUCCEEDED else None,
-        next_run_at=job.run_at if status == "pending" else None,
+        next_run_at=job.run_at if status == "pending" and job.state is not JobState.WAITING else None,
         created_at=job.created_at,
         ended_at=job.ended_at,
     )
@@ -170,11 +172,12 @@ def dead_letter_of(job: Job) -> DeadLetter:
 
 
 def payload_of(job: Job) -> Any:
-    """Returns the payload as JSON values; a malformed one as text."""
+    """Returns the payload as JSON values, also one that is no object; what cannot be shown as JSON, as text."""
     try:
-        return job.decode_arguments()
-    except Invalid:
+        payload = msgspec.json.decode(job.payload)
+    except (msgspec.DecodeError, RecursionError):
         return job.payload
+    return job.payload if is_too_deep(payload) else payload
 
 
 def create_service(app: Holdfast, *routers: APIRouter) -> FastAPI:

@@ -185,7 +185,7 @@ async def test_named_step_fails_and_the_job_goes_on_there(app: Holdfast, when: s
         handle = await order.enqueue()
         await harnessed.advance(60)
         assert await handle.state() is JobState.SUCCEEDED
-        assert done == ["reserve", "charge", "ship"] if when == "before" else ["reserve", "charge", "charge", "ship"]
+        assert done == ["reserve", *["charge"] * (1 if when == "before" else 2), "ship"]
         expected = f"InjectedError: a fault was injected: error {when} step charge of task order"
         assert await errors_of(app, handle.id) == [expected]
 

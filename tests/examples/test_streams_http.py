@@ -118,6 +118,8 @@ def test_dead_letters_are_listed(streams: Streams) -> None:
     welcome = job["result"]["welcome_job_id"]
     streams.wait_for_status(welcome, "failed")
     until(lambda: welcome in streams.notifications.dead_letters(), "the entry in the stream of dead letters")
+    assert streams.notifications.redis.type(streams.notifications.dead_key) == "stream"
+    assert welcome not in streams.users.dead_letters()
     listed = streams.client.get("/dlq/notifications")
     (found,) = [each for each in listed.json()["jobs"] if each["job_id"] == welcome]
     assert (listed.status_code, found["attempt_count"], found["reason"]) == (200, 1, "non_retryable")

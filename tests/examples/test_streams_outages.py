@@ -28,7 +28,7 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Streams]:
         yield stack.enter_context(Streams(tmp_path_factory.mktemp("mortal"), servers, redis))
 
 
-@pytest.mark.rows("S11")
+@pytest.mark.rows("S11", "S13")
 def test_jobs_are_accepted_without_workers_and_run_without_the_api(mortal: Streams) -> None:
     def submit() -> tuple[str, float]:
         began = time.monotonic()
@@ -40,6 +40,7 @@ def test_jobs_are_accepted_without_workers_and_run_without_the_api(mortal: Strea
     assert percentile([seconds for _, seconds in submitted], 0.95) < 0.3 * max(slow, slowness())
     job_ids = [job_id for job_id, _ in submitted]
     assert {mortal.status(job_id) for job_id in job_ids} == {"pending"}
+    assert set(job_ids) <= set(mortal.users.entries()), "the API has added each to the stream"
     mortal.sites["users"].stop()
     mortal.sites["gateway"].stop()
     try:
@@ -96,6 +97,7 @@ def test_jobs_of_a_stopped_service_wait_for_it(mortal: Streams) -> None:
             job_id = mortal.create_user("waits@example.com")
             mortal.users.wait_for(job_id, "failed")
             assert mortal.status(job_id) == "pending"
+            news = mortal.notifications.submit("notification.send", email="waits@example.com", template="news")
             assert mortal.users.value("select status from users where email = 'waits@example.com'") == "created"
             assert mortal.client.get("/health").is_success
             stopped = mortal.client.get("/dlq/notifications")
@@ -103,12 +105,14 @@ def test_jobs_of_a_stopped_service_wait_for_it(mortal: Streams) -> None:
             assert stopped.json()["detail"].startswith("service notifications does not answer")
             assert mortal.client.get("/dlq/users").json()["jobs"] == []
             assert mortal.client.get(f"/jobs/{uuid4()}").status_code == 503  # it may be a job of `notifications`
+            assert mortal.notifications.job(news).state == "queued"
             mortal.sites["notifications"].start()
             mortal.sites["notifications"].wait_healthy()
             with mortal.worker("notifications"):
                 found = until(lambda: _completed_user(mortal, job_id), f"job {job_id} completed")
                 welcome = found["result"]["welcome_job_id"]
                 mortal.wait_for_status(welcome, "completed")
+                mortal.wait_for_status(news, "completed")
         assert mortal.users.value("select count(*) from users where email = 'waits@example.com'") == 1
     finally:
         if mortal.sites["notifications"].process.poll() is not None:

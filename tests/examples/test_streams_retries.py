@@ -63,12 +63,14 @@ def test_invalid_user_is_dead_after_one_execution(streams: Streams) -> None:
 @pytest.mark.rows("S16")
 def test_job_over_its_budget_is_not_run_again(streams: Streams) -> None:
     service = streams.notifications
-    job_id = service.submit(fail=9, error="value")
-    service.wait_for(job_id, "dead")
+    job_id = str(service.app.sync.enqueue("test.job", {"fail": 9}, key=str(uuid4()), max_attempts=2).id)
+    service.wait_for(job_id, "failed")
+    service.make_due(job_id)
+    assert service.wait_for(job_id, "dead").reason == "max_attempts"
     entry = service.redis.xadd(service.key, {"id": job_id})
     until(lambda: not service.redis.xrange(service.key, entry, entry), "the end of the injected entry")
     assert service.job(job_id).state == "dead"
-    assert service.executions(job_id) == {job_id: 1}
+    assert service.executions(job_id) == {job_id: 2}
 
 
 @pytest.mark.rows("S22")

@@ -164,6 +164,26 @@ def test_every_worker_is_replaced_without_a_loss(streams: Streams, tmp_path: Pat
     assert service.effects(*before, *jobs) == dict.fromkeys([*before, *jobs], 1)
 
 
+@pytest.mark.rows("S48")
+def test_state_manager_gets_the_last_step_and_its_data(streams: Streams) -> None:
+    from streams.state import Checkpoint, StateManager
+
+    service, email = streams.users, "State@example.com"
+    state = StateManager(service.app)
+
+    def last(job_id: str) -> Checkpoint | None:
+        return service.app.run_blocking(state.get(job_id))
+
+    refused = service.submit("user.create", email="nobody", name="Ada")
+    service.wait_for(refused, "dead")
+    assert last(refused) is None
+    created = streams.wait_for_status(streams.create_user(email), "completed")
+    assert last(created["job_id"]) == Checkpoint(step="welcome", data=created["result"]["welcome_job_id"])
+    again = streams.create_user(email)
+    service.wait_for(again, "dead")
+    assert last(again) == Checkpoint(step="validate", data=email.lower()), "the next step has failed"
+
+
 @pytest.mark.rows("S2", "S34", "S68")
 @pytest.mark.parametrize("point", ["step.before:kill@2", "step.after:kill@2"])
 def test_workflow_interrupted_at_a_step_has_each_effect_once(streams: Streams, point: str) -> None:

@@ -15,10 +15,12 @@ from streams.errors import TRANSIENT, raise_for_status
 from streams.guard import add_execution_guard
 from streams.notifications.token_bucket import TokenBucket
 from streams.resources import provide_resources
+from streams.state import StateManager
 
 app = Holdfast(settings=Settings.load(path=Path(__file__).with_name("holdfast.toml")))
 provide_resources(app)
 add_execution_guard(app)
+state = StateManager(app)
 
 PROVIDER_URL = os.environ.get("PROVIDER_URL", "http://provider:8000")
 BUCKET = "notifications:bucket"
@@ -34,7 +36,7 @@ async def send_notification(
     http: httpx.AsyncClient = provided(),
 ) -> dict[str, str]:
     """Sends one message, and records the delivery together with the success of the job."""
-    message_id = await context.step("send", call_provider, redis, http, context.id, email, template)
+    message_id = await state.save(context, "send", call_provider, redis, http, context.id, email, template)
     async with pool.acquire() as connection, connection.transaction():
         statement = "insert into deliveries (job_id, email, template, message_id) values ($1, $2, $3, $4)"
         await connection.execute(statement, UUID(context.id), email, template, message_id)

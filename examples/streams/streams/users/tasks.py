@@ -18,10 +18,12 @@ from holdfast import Context, Holdfast, Settings, provided
 from streams.errors import TRANSIENT, raise_for_status
 from streams.guard import add_execution_guard
 from streams.resources import provide_resources
+from streams.state import StateManager
 
 app = Holdfast(settings=Settings.load(path=Path(__file__).with_name("holdfast.toml")))
 provide_resources(app)
 add_execution_guard(app)
+state = StateManager(app)
 
 NOTIFICATIONS_URL = os.environ.get("NOTIFICATIONS_URL", "http://notifications:8000")
 QUOTA_MIB = 1024
@@ -33,13 +35,13 @@ async def create_user(
     context: Context, email: str, name: str, pool: asyncpg.Pool = provided(), http: httpx.AsyncClient = provided()
 ) -> dict[str, str]:
     """Creates a user, and has the service `notifications` welcome them."""
-    address = await context.step("validate", validate_email, email)
+    address = await state.save(context, "validate", validate_email, email)
     async with pool.acquire() as connection, connection.transaction():
-        user_id = await context.step_in(connection, "store", store_user, connection, address, name)
+        user_id = await state.save(context, "store", store_user, address, name, connection=connection)
     async with pool.acquire() as connection, connection.transaction():
-        await context.step_in(connection, "provision", provision_account, connection, user_id)
+        await state.save(context, "provision", provision_account, user_id, connection=connection)
     key = f"{context.id}:welcome"
-    welcome_id = await context.step("welcome", start_welcome, http, key, address)
+    welcome_id = await state.save(context, "welcome", start_welcome, http, key, address)
     async with pool.acquire() as connection, connection.transaction():
         await connection.execute("update users set status = 'active' where id = $1", UUID(user_id))
         return await context.complete(connection, {"user_id": user_id, "welcome_job_id": welcome_id})

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
 
+import httpx
 import pytest
 
 from holdfast import Holdfast, Settings
-from tests.examples.common import until
+from tests.examples.common import PATIENCE, until
 from tests.examples.programs import Program
 from tests.examples.readme import free_ports
 from tests.examples.streams_support import Service, Streams, settings_file
+from tests.support.plain_http import PLAIN
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
@@ -71,6 +73,26 @@ def test_another_job_with_the_same_key_is_skipped(streams: Streams) -> None:
     assert second not in service.entries()
 
 
+@pytest.mark.rows("S15", "S29")
+def test_key_of_a_job_from_the_api_of_holdfast_is_guarded(streams: Streams) -> None:
+    service, key = streams.notifications, str(uuid4())
+    url, body = f"{streams.urls['notifications']}/holdfast/v1/jobs", {"task": "test.job", "payload": {}}
+    answer = httpx.post(url, json=body, headers={"Idempotency-Key": key}, timeout=PATIENCE, verify=PLAIN)
+    assert answer.status_code == 201, answer.text
+    job_id = answer.json()["id"]
+    until(lambda: service.redis.get(guard_key(key)) == f"{job_id} done", "the phase done")
+
+
+@pytest.mark.rows("S29", "S30")
+def test_guard_of_a_job_without_a_key_is_no_key(streams: Streams) -> None:
+    service = streams.notifications
+    first = str(service.value("select id from holdfast.submit(%s)", '[{"task": "test.job", "payload": {}}]'))
+    until(lambda: service.redis.get(f"notifications:guard_job:{first}") == f"{first} done", "the phase done")
+    second = submit(service, first)
+    service.wait_for(second, "succeeded")
+    assert service.effects(first, second) == {first: 1, second: 1}
+
+
 @pytest.mark.rows("X14")
 def test_replay_of_a_finished_job_is_skipped(streams: Streams) -> None:
     service, key = streams.notifications, str(uuid4())
@@ -113,7 +135,7 @@ def test_key_may_run_again_after_its_lifetime(streams: Streams) -> None:
         until(lambda: service.redis.get(guard_key(key)) == f"{first} done", "the phase done")
         assert service.redis.ttl(guard_key(key)) <= 5
         until(lambda: not service.redis.exists(guard_key(key)), "the end of the key")
-        service.app.sync.delete([first])
+        service.app.sync.delete([first])  # as retention does, once a minute, after `keep_succeeded`
         second = submit(service, key, "brief")
         service.wait_for(second, "succeeded")
     assert service.effects(first, second) == {first: 1, second: 1}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
@@ -210,6 +211,8 @@ def test_compose_file_starts_every_part_with_its_settings() -> None:
 
 @pytest.mark.rows("S3", "S23", "S24")
 def test_settings_of_the_services_differ_by_their_names_alone() -> None:
+    from streams.guard import DEFAULT_TTL
+
     texts = [settings_file(name).read_text(encoding="utf-8").replace(name, "SERVICE") for name in SERVICES]
     assert texts[0] == texts[1]
     for name in SERVICES:
@@ -219,5 +222,6 @@ def test_settings_of_the_services_differ_by_their_names_alone() -> None:
             f"{name}:jobs",
             f"{name}:dead",
         )
+        assert settings.keep_succeeded == settings.keep_cancelled == timedelta(seconds=DEFAULT_TTL), "as the guard"
         assert str(settings.retry) == "1,5,25,125"
         assert settings.max_attempts == 5

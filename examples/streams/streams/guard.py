@@ -1,6 +1,7 @@
 """The execution guard: before a job runs, its idempotency key is set in Redis if it is absent (SET NX).
 
-The key comes from the job's metadata, where the service puts it: a claimed job does not carry its key itself.
+The key comes from the job's metadata, where the service puts it: a claimed job does not carry its key itself. That of
+a job without it, as Holdfast's API and SQL submit them, is read from PostgreSQL.
 
 The value names the owner and its phase: ``<job id> running`` or ``<job id> done``. A job is skipped if the key belongs
 to another job, or to the same job in phase ``done``. Its own retries, redeliveries and replays run.
@@ -21,7 +22,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from holdfast import CallNext, ConfigError, Context, Holdfast, NotFound
+from holdfast import CallNext, ConfigError, Context, Holdfast, HoldfastError, NotFound
 from streams.resources import open_client
 
 IDEMPOTENCY_KEY = "idempotency_key"
@@ -49,7 +50,10 @@ def read_ttl() -> int:
 
 
 class ExecutionGuard:
-    """Keys ``<service>:guard:<idempotency key>``, and a count of skipped jobs in ``<service>:guard_skipped``."""
+    """Keys ``<service>:guard:<idempotency key>``, and ``<service>:guard_job:<id>`` of jobs without an idempotency key.
+
+    ``<service>:guard_skipped`` counts skipped jobs.
+    """
 
     def __init__(self, app: Holdfast, ttl: int) -> None:
         self._app = app
@@ -59,23 +63,27 @@ class ExecutionGuard:
 
     async def run(self, job: Context, call_next: CallNext) -> Any:
         """Runs the job unless its key belongs to another job or to a finished run of this one."""
-        key = job.metadata.get(IDEMPOTENCY_KEY, job.id)
+        key = job.metadata.get(IDEMPOTENCY_KEY) or await self._read_key(job.id)
+        guard_key = f"{self._service}:guard_job:{job.id}" if key is None else f"{self._service}:guard:{key}"
         try:
-            owner = await self._find_other_owner(self._guard_key(key), job.id)
+            owner = await self._find_other_owner(guard_key, job.id)
         except RedisError as error:
             log.warning("the execution guard is off, Redis is away: %s", error)
             owner = None
         if owner is not None:
-            return {"skipped": f"idempotency_key {key!r} belongs to job {owner}"}
+            return {"skipped": f"{'the guard' if key is None else f'idempotency_key {key!r}'} belongs to job {owner}"}
         result = await call_next(job)
         try:
-            await self._redis.set(self._guard_key(key), f"{job.id} {DONE}", ex=self._ttl)
+            await self._redis.set(guard_key, f"{job.id} {DONE}", ex=self._ttl)
         except RedisError as error:
             log.warning("the execution guard cannot mark %s as done: %s", job.id, error)
         return result
 
-    def _guard_key(self, key: str) -> str:
-        return f"{self._service}:guard:{key}"
+    async def _read_key(self, job_id: str) -> str | None:
+        try:
+            return (await self._app.get(job_id)).key
+        except HoldfastError:  # without its key the job is guarded by its id
+            return None
 
     async def _find_other_owner(self, key: str, job_id: str) -> str | None:
         """Takes the key for this job. Returns None, or the owner and phase for which the job must be skipped."""

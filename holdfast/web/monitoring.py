@@ -101,7 +101,7 @@ def _metrics_operation(name: str, path: str, example: Any) -> Operation:
         path=path,
         scope="read",
         group=METRICS,
-        summary="Show metrics: as Prometheus text, or as JSON for who accepts that first",
+        summary="Show metrics: as Prometheus text, or as JSON for who prefers that",
         doc="Figures of queues are some seconds old at most. While the store is away, `store_up` is 0 and they are "
         "left out.",
         handler=get_metrics,

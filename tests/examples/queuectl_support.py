@@ -16,7 +16,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import httpx
 from click.testing import CliRunner, Result
+
+from holdfast import NotFound
+from tests.support.plain_http import PLAIN
 
 if TYPE_CHECKING:
     from holdfast import Holdfast
@@ -60,6 +64,7 @@ class Queue:
         from queuectl.config import Place
 
         self.folder = folder
+        self.example = EXAMPLE
         folder.mkdir(parents=True, exist_ok=True)
         self.place = Place(folder / "queuectl.db", folder / "queuectl.json")
         self.place.config.write_text(json.dumps(QUICK | settings), encoding="utf-8")
@@ -68,7 +73,7 @@ class Queue:
     # ── the command line ──────────────────────────────────────────────────────────────────────────────────────
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLE}"}
+        return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{self.example}"}
 
     def start(self, *words: str, **pipes: Any) -> subprocess.Popen[str]:
         """Start the command as a process."""
@@ -116,7 +121,10 @@ class Queue:
         """A job in QueueCTL's columns."""
         from queuectl.models import document
 
-        return document(self.app.sync.get(f"key:{job_id}"))
+        try:
+            return document(self.app.sync.get(f"key:{job_id}"))
+        except NotFound:
+            return document(self.app.sync.get(job_id))
 
     def until(self, job_id: str, *states: str, seconds: float = 90.0) -> dict[str, Any]:
         """Wait for a job to be in one of these states."""
@@ -203,6 +211,26 @@ class Workers:
     def log(self) -> str:
         """What they have written."""
         return (self.queue.folder / "log").read_text(encoding="utf-8")
+
+
+class Dashboard:
+    """`queuectl dashboard` as a process."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.log = queue.folder / "dashboard.log"
+        with self.log.open("w") as file:
+            self._process = queue.start("dashboard", "--port", "0", stdout=file, stderr=file)
+        line = wait_until(self._line, what="the dashboard")
+        self.address = line.removeprefix("dashboard: ").removesuffix("/console")
+        self.client = httpx.Client(base_url=self.address, timeout=60, verify=PLAIN)
+
+    def _line(self) -> str | None:
+        return next((line for line in self.log.read_text().splitlines() if line.startswith("dashboard: ")), None)
+
+    def close(self) -> None:
+        self.client.close()
+        self._process.send_signal(signal.SIGTERM)
+        assert self._process.wait(60) == 0, self.log.read_text()
 
 
 def is_running(pid: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sqlite3
 import sys
 import time
@@ -13,12 +12,10 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.examples.queuectl_support import Queue, wait_until
+from tests.examples.queuectl_support import Dashboard, Queue, wait_until
 from tests.support.browser import BrowserThread, Tab
-from tests.support.plain_http import PLAIN
 
 BEAT = 3.0  # seconds, with a lock timeout of three of them
 REFRESH = 3.0  # seconds between two updates of a page
@@ -30,26 +27,6 @@ def browser() -> Iterator[BrowserThread]:
     browser = BrowserThread()
     yield browser
     browser.close()
-
-
-class Dashboard:
-    """`queuectl dashboard` as a process."""
-
-    def __init__(self, queue: Queue) -> None:
-        self.log = queue.folder / "dashboard.log"
-        with self.log.open("w") as file:
-            self._process = queue.start("dashboard", "--port", "0", stdout=file, stderr=file)
-        line = wait_until(self._line, what="the dashboard")
-        self.address = line.removeprefix("dashboard: ").removesuffix("/console")
-        self.client = httpx.Client(base_url=self.address, timeout=60, verify=PLAIN)
-
-    def _line(self) -> str | None:
-        return next((line for line in self.log.read_text().splitlines() if line.startswith("dashboard: ")), None)
-
-    def close(self) -> None:
-        self.client.close()
-        self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(60) == 0, self.log.read_text()
 
 
 @pytest.fixture

@@ -44,6 +44,18 @@ def test_job_starts_after_those_it_depends_on(queue: Queue) -> None:
 
 
 @pytest.mark.rows("Q75")
+def test_dependencies_and_timeout_of_a_job_are_shown(queue: Queue) -> None:
+    enqueue(queue, {"id": "a", "command": "true", "timeout": 7}, {"id": "b", "command": "true"})
+    enqueue(queue, {"id": "c", "command": "true", "depends_on": ["a", "b"], "timeout": 0.5})
+    made = answer(queue, "enqueue", '{"id": "d", "command": "true", "depends_on": ["c"]}', "--json")
+    listed = {each["id"]: (each["depends_on"], each["timeout"]) for each in answer(queue, "list", "--json")}
+    shown = answer(queue, "show", "c")
+    assert (made["depends_on"], made["timeout"]) == (["c"], None)
+    assert (shown["depends_on"], shown["timeout"]) == (["a", "b"], 0.5)
+    assert listed == {"a": ([], 7), "b": ([], None), "c": (["a", "b"], 0.5), "d": (["c"], None)}
+
+
+@pytest.mark.rows("Q75")
 def test_job_does_not_run_if_one_it_depends_on_is_dead(queue: Queue) -> None:
     enqueue(
         queue,

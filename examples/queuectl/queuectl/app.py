@@ -1,4 +1,4 @@
-"""The application. It registers no task: command jobs are Holdfast's own, and its settings allow them."""
+"""The application: command jobs, which are Holdfast's own and allowed by the settings, and what you register."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from holdfast import Holdfast
 from queuectl.config import Place
 
 
+def register(app: Holdfast) -> None:
+    """Put your own tasks, middlewares and subscriptions to events here; workers, commands and dashboard have them."""
+
+
 def open_app(place: Place) -> Holdfast:
     """The application on the database and the settings of a place."""
-    return Holdfast(settings=place.settings())
+    app = Holdfast(settings=place.settings())
+    register(app)
+    return app
 
 
 app = open_app(Place.here())

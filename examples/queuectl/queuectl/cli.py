@@ -15,7 +15,7 @@ import click
 
 from holdfast import Conflict, Holdfast, HoldfastError, Invalid, Job, JobFilter, NotFound
 from queuectl.config import OPTIONS, Place, option
-from queuectl.models import STATES, Submission, counts, document, draft_all, parse
+from queuectl.models import STATES, Submission, counts, document, draft_all, parse, shown_id
 
 COLUMNS = ("id", "state", "attempts", "max_retries", "priority", "next_retry_at", "locked_by", "command", "error")
 _PAGE = 500
@@ -81,7 +81,7 @@ def enqueue(place: Place, job: str, as_json: bool) -> None:
         handle = app.sync.submit(job)
         if not handle.created:
             raise Conflict(f"job {submission.id} is there already; give the new one an id of its own")
-        stored = document(app.sync.get(handle.id))
+        stored = _document(app, app.sync.get(handle.id))
     click.echo(json.dumps(stored) if as_json else stored["id"])
 
 
@@ -142,7 +142,8 @@ def show(place: Place, job_id: str) -> None:
         failures = [
             {"attempt": each.attempt, "reason": each.reason, "error": each.error} for each in app.sync.attempts(job.id)
         ]
-    click.echo(json.dumps({**document(job), "failures": failures}, indent=2))
+        shown = _document(app, job)
+    click.echo(json.dumps({**shown, "failures": failures}, indent=2))
 
 
 def _job(app: Holdfast, job_id: str) -> Job:
@@ -154,9 +155,22 @@ def _job(app: Holdfast, job_id: str) -> Job:
     raise NotFound(f"there is no job {job_id}")
 
 
+def _document(app: Holdfast, job: Job) -> dict[str, Any]:
+    dependencies = app.sync.read_waits(job.id).dependencies
+    return document(job, [_id_of(app, each.job_id) for each in dependencies if not each.is_child])
+
+
+def _id_of(app: Holdfast, job_id: str) -> str:
+    try:
+        return shown_id(app.sync.get(job_id))
+    except NotFound:
+        return job_id
+
+
 def _print_jobs(place: Place, states: tuple[Any, ...], limit: int, as_json: bool) -> None:
     with _opened(place) as app:
-        documents = [document(job) for job in _found(app, JobFilter(states=states), limit)]
+        jobs = _found(app, JobFilter(states=states), limit)
+        documents = [_document(app, job) if as_json else document(job) for job in jobs]
     if as_json:
         click.echo(json.dumps(documents))
     else:
@@ -301,7 +315,7 @@ def retry(place: Place, job_ids: tuple[str, ...]) -> None:
         for job in jobs:
             if job.state not in STATES["dead"]:
                 remedy = "only dead jobs are retried, and with each the jobs that were cancelled because of it"
-                raise Conflict(f"job {job.key} is {document(job)['state']}; {remedy}")
+                raise Conflict(f"job {shown_id(job)} is {document(job)['state']}; {remedy}")
         operated = app.sync.replay([job.id for job in jobs])
     click.echo(f"{len(operated.changed)} jobs pending again")
 

@@ -15,6 +15,7 @@ from holdfast import Holdfast, Invalid, Job, JobState, NotFound
 from holdfast.core.dependencies import NEVER_US
 from holdfast.core.ids import new_id
 from holdfast.core.models import NewJob
+from holdfast.tasks.command_policy import COMMAND
 
 STATES: Mapping[str, tuple[JobState, ...]] = MappingProxyType(
     {
@@ -90,7 +91,7 @@ def drafted(app: Holdfast, submission: Submission, after: Sequence[str] = ()) ->
     options = {name: value for name, value in given.items() if value is not None}
     own_id = new_id()
     try:
-        return app.draft_job("command", _payload(app, submission), id=own_id, key=submission.id or own_id, **options)
+        return app.draft_job(COMMAND, _payload(app, submission), id=own_id, key=submission.id or own_id, **options)
     except Invalid as error:
         raise Invalid(_FIELDS.get(error.field, error.field), error.value, error.remedy) from None
 
@@ -107,16 +108,19 @@ def _payload(app: Holdfast, submission: Submission) -> dict[str, Any]:
         raise Invalid("command", submission.command, f"{error}; quote it as for a shell") from None
 
 
-def document(job: Job) -> dict[str, Any]:
-    """A job in QueueCTL's columns. ``attempts`` are the executions that failed."""
+def document(job: Job, depends_on: Sequence[str] = ()) -> dict[str, Any]:
+    """A job in QueueCTL's columns. ``attempts`` are the executions that failed; ``depends_on``: ids as shown."""
     running = job.state is JobState.RUNNING
+    payload = json.loads(job.payload) if job.task == COMMAND else {}
     return {
-        "id": job.key or job.id,
-        "command": _command(json.loads(job.payload)),
+        "id": shown_id(job),
+        "command": _command(job, payload),
         "state": NAMES[job.state],
         "attempts": job.failures,
         "max_retries": None if job.max_attempts is None else job.max_attempts - 1,
         "priority": job.priority,
+        "timeout": job.options_or_default.timeout,
+        "depends_on": list(depends_on),
         "created_at": _time(job.created_at),
         "run_at": None if job.run_at_us >= NEVER_US else _time(job.run_at),
         "next_retry_at": _time(job.run_at) if job.state is JobState.FAILED else None,
@@ -124,12 +128,29 @@ def document(job: Job) -> dict[str, Any]:
         "locked_at": _time(job.started_at) if running else None,
         "ended_at": _time(job.ended_at),
         "error": job.error,
-        "output": None if job.result is None else json.loads(job.result)["stdout"],
+        "output": _output(job),
     }
 
 
-def _command(payload: Mapping[str, Any]) -> str:
-    return payload["shell"] if "shell" in payload else shlex.join(payload["argv"])
+def shown_id(job: Job) -> str:
+    """The id under which a job is shown, and found again."""
+    return job.key or job.id
+
+
+def _command(job: Job, payload: Mapping[str, Any]) -> str:
+    """The command; of a job of another task its name and payload."""
+    match payload:
+        case {"shell": str(text)}:
+            return text
+        case {"argv": [*words]}:
+            return shlex.join(map(str, words))
+    return f"{job.task} {job.payload}"
+
+
+def _output(job: Job) -> str | None:
+    """What the command wrote; the result of another task as JSON."""
+    result = None if job.result is None else json.loads(job.result)
+    return result["stdout"] if job.task == COMMAND and isinstance(result, dict) and "stdout" in result else job.result
 
 
 def _time(when: datetime | None) -> str | None:

@@ -75,6 +75,9 @@ REFUSED = {
     "a time without a zone": '{"command": "true", "run_at": "2030-01-01T00:00:00"}',
     "a negative timeout": '{"command": "true", "timeout": -1}',
     "a priority out of range": '{"command": "true", "priority": 101}',
+    "an empty user": '{"command": "true", "user": ""}',
+    "a user that is no text": '{"command": "true", "user": 7}',
+    "a user that no variable can hold": '{"command": "true", "user": "a\\u0000b"}',
     "a NUL": '{"command": "echo \\u0000"}',
 }
 

@@ -43,24 +43,55 @@ def test_job_over_its_quota_of_memory_is_dead_and_others_go_on(queue: Queue) -> 
     assert "64MiB allowed" in queue.job("hungry")["error"]
 
 
+def limit(queue: Queue, name: str, *options: str) -> None:
+    """Adds a limit on pending jobs, as the README does."""
+    words = ["limit", "add", name, "--queue", "default", *options, "--url", f"sqlite:///{queue.place.database}"]
+    assert CliRunner().invoke(holdfast, words).exit_code == 0
+
+
 @pytest.mark.rows("Q68")
 def test_job_over_the_quota_of_pending_jobs_is_refused(queue: Queue) -> None:
     call(queue, "status")
-    quota = [
-        "limit",
-        "add",
-        "pending",
-        "--queue",
-        "default",
-        "--depth",
-        "1",
-        "--url",
-        f"sqlite:///{queue.place.database}",
-    ]
-    assert CliRunner().invoke(holdfast, quota).exit_code == 0
+    limit(queue, "pending", "--depth", "1")
     assert call(queue, "enqueue", '{"command": "true"}').exit_code == 0
     assert call(queue, "enqueue", '{"command": "true"}').exit_code == 75
     assert answer(queue, "status", "--json")["total"] == 1
+
+
+@pytest.mark.rows("Q68")
+@pytest.mark.parametrize("execution", ["shell", "argv"])
+def test_job_over_the_quota_of_its_user_is_refused_and_those_of_others_are_not(queue: Queue, execution: str) -> None:
+    assert call(queue, "config", "set", "execution", execution).exit_code == 0
+    assert call(queue, "config", "set", "allowed_commands", "printenv").exit_code == 0
+    limit(queue, "per-user", "--by", "args.env.QUEUECTL_USER", "--depth", "1")
+    codes = [
+        call(queue, "enqueue", json.dumps({"id": name, "command": "printenv QUEUECTL_USER", **user})).exit_code
+        for name, user in (
+            ("first", {"user": "ann"}),
+            ("second", {"user": "ann"}),
+            ("other", {"user": "bob"}),
+            ("nobody's", {}),
+            ("nobody's second", {}),
+        )
+    ]
+    assert codes == [0, 75, 0, 0, 75]
+    assert json.loads(call(queue, "show", "first").output)["user"] == "ann"
+    assert answer(queue, "status", "--json")["total"] == 3
+    with queue.workers():
+        assert queue.until("first", "completed", "dead")["output"] == "ann\n"
+    assert call(queue, "enqueue", '{"command": "printenv HOME", "user": "ann"}').exit_code == 0
+
+
+@pytest.mark.rows("Q68")
+def test_shell_goes_on_after_a_program_over_the_size_of_a_file_unless_told_not_to(queue: Queue) -> None:
+    assert call(queue, "config", "set", "max_file_size", "1MiB").exit_code == 0
+    writes = "dd if=/dev/zero of=large bs=1M count=2; echo went on"
+    for name, command in (("goes-on", writes), ("stops", f"set -e; {writes}")):
+        call(queue, "enqueue", json.dumps({"id": name, "command": command, "max_retries": 0}))
+    with queue.workers():
+        assert queue.until("goes-on", "completed", "dead")["output"] == "went on\n"
+        assert queue.until("stops", "completed", "dead")["state"] == "dead"
+    assert (queue.folder / "large").stat().st_size <= 1 << 20
 
 
 @pytest.mark.rows("Q69")

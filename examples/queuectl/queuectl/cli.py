@@ -69,8 +69,8 @@ def _opened(place: Place) -> Iterator[Holdfast]:
 def enqueue(place: Place, job: str, as_json: bool) -> None:
     """Submit a job: '{"id": "job1", "command": "sleep 1", "max_retries": 3}'.
 
-    Beside these it may have priority, run_at, timeout and depends_on (ids of jobs that must complete first); only
-    command must be there. A dash reads many jobs from stdin, one a line, and stores them in one go.
+    Beside these it may have priority, run_at, timeout, user and depends_on (ids of jobs that must complete first);
+    only command must be there. A dash reads many jobs from stdin, one a line, and stores them in one go.
     """
     if job == "-":
         _enqueue_lines(place, sys.stdin.buffer)

@@ -41,6 +41,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     priority: int | None = None
     run_at: str | None = None
     timeout: float | None = None
+    user: str | None = None
     depends_on: list[str] = []
 
 
@@ -56,6 +57,8 @@ def parse(text: str | bytes, line: int | None = None) -> Submission:
         raise Invalid("command", submission.command, "give a command")
     if submission.id is not None and not submission.id.strip():
         raise Invalid("id", submission.id, "give a name, or leave it out")
+    if submission.user is not None and not submission.user.strip():
+        raise Invalid("user", submission.user, "give a name, or leave it out")
     if submission.max_retries is not None and not 0 <= submission.max_retries <= 1000:
         raise Invalid("max_retries", submission.max_retries, "give a whole number from 0 to 1000")
     return submission
@@ -96,14 +99,20 @@ def drafted(app: Holdfast, submission: Submission, after: Sequence[str] = ()) ->
         raise Invalid(_FIELDS.get(error.field, error.field), error.value, error.remedy) from None
 
 
-_FIELDS = MappingProxyType({"key": "id", "shell": "command", "argv": "command", "after": "depends_on"})
+USER = "QUEUECTL_USER"
+"""The variable in which a command finds its job's user; limits by user look there."""
+
+_FIELDS = MappingProxyType(
+    {"key": "id", "shell": "command", "argv": "command", "after": "depends_on", f"env.{USER}": "user"}
+)
 
 
 def _payload(app: Holdfast, submission: Submission) -> dict[str, Any]:
+    own = {} if submission.user is None else {"env": {USER: submission.user}}
     if app.settings.commands == "shell":
-        return {"shell": submission.command}
+        return {"shell": submission.command, **own}
     try:
-        return {"argv": shlex.split(submission.command)}
+        return {"argv": shlex.split(submission.command), **own}
     except ValueError as error:
         raise Invalid("command", submission.command, f"{error}; quote it as for a shell") from None
 
@@ -119,6 +128,7 @@ def document(job: Job, depends_on: Sequence[str] = ()) -> dict[str, Any]:
         "attempts": job.failures,
         "max_retries": None if job.max_attempts is None else job.max_attempts - 1,
         "priority": job.priority,
+        "user": payload.get("env", {}).get(USER),
         "timeout": job.options_or_default.timeout,
         "depends_on": list(depends_on),
         "created_at": _time(job.created_at),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -207,6 +207,7 @@ def test_dead_jobs_beyond_the_threshold_are_one_alert(queue: Queue) -> None:
     program = queue.folder / "page.py"
     program.write_text(f"import sys; open({str(alerts)!r}, 'a').write(sys.stdin.read() + chr(10))")
     assert queue.run("config", "set", "alert_dead", "1").returncode == 0
+    assert queue.place.settings().alert_hold_off == timedelta(minutes=15)
     assert queue.run("config", "set", "alert_command", f"{sys.executable} {program}").returncode == 0
     assert "give a program" in queue.run("config", "set", "alert_command", "1").stderr
     with queue.workers(2):

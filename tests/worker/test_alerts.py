@@ -91,6 +91,7 @@ async def test_breach_is_sent_once_whoever_looks(open_app: Any, receiver: Receiv
         assert await apps[0].schedules.find_all() == [], "the schedule that keeps the alerts makes no jobs"
 
 
+@pytest.mark.rows("Q79")
 async def test_alert_is_sent_again_after_clearing_and_hold_off(
     open_app: Any, receiver: Receiver, clock: ManualClock
 ) -> None:

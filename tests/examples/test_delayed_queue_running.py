@@ -136,7 +136,11 @@ def test_readme_commands_run(delayed: Delayed, tmp_path: Path) -> None:
 # ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.rows("D2", "D44", "D48", "D56")
 def test_readme_states_requirements_and_omissions() -> None:
-    assert "## What it needs" in README
+    needs, _, _ = README.partition("## What it needs\n")[2].partition("```")
+    assert all(each in needs for each in ("Python 3.11 or newer", "curl", "Redis 6.2 or newer or Valkey"))
+    assert "| Express, ioredis, ulid, Jest | Starlette with uvicorn, redis-py with hiredis, " in README
+    server = (EXAMPLE / "delayed_queue" / "server.py").read_text(encoding="utf-8")
+    assert "site = Starlette(" in server
     assert "Partitions of the sorted set were not built" in README
     (curve,) = re.findall(r"((?:^\|.*\|\n)+)", README[README.index("## A large backlog") :].partition("\n## ")[0], re.M)
     assert re.findall(r"^\| ([\d,]+) \|", curve, re.M) == ["1,000", "10,000", "100,000", "1,000,000"]

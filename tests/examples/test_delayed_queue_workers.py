@@ -257,6 +257,19 @@ def test_batches_run_through_two_servers_and_five_workers(delayed: Delayed) -> N
         assert percentile(lateness(delayed.jobs(ids)), 0.99) <= 1.5 * slow
 
 
+INVALID_ADDRESSES = (
+    "localhost:8080",
+    "127.0.0.1:8080",
+    "ftp://127.0.0.1",
+    "http://",
+    "http://127.0.0.1:notaport",
+    "http://127.0.0.1:65536",
+    "http://[::1",
+    "http://a b",
+    "http://user:secret@127.0.0.1",
+)
+
+
 @pytest.mark.rows("D5")
 @pytest.mark.parametrize(
     ("variables", "given"),
@@ -264,6 +277,8 @@ def test_batches_run_through_two_servers_and_five_workers(delayed: Delayed) -> N
         ({"JOB_COUNT": "many"}, "JOB_COUNT: 'many' is not valid; give a whole number from 0 to 1,000,000"),
         ({"TIME_OFFSET_SEC": "-1"}, "TIME_OFFSET_SEC: '-1' is not valid; give a number from 0"),
         ({"API_URL": "http://127.0.0.1:1"}, "http://127.0.0.1:1 does not answer"),
+        ({"API_URL": "https://127.0.0.1:1"}, "https://127.0.0.1:1 does not answer"),
+        *(({"API_URL": url}, f"API_URL: {url!r} is not valid; give http://HOST:PORT") for url in INVALID_ADDRESSES),
     ],
 )
 def test_client_reports_errors(delayed: Delayed, variables: dict[str, str], given: str) -> None:
@@ -273,3 +288,25 @@ def test_client_reports_errors(delayed: Delayed, variables: dict[str, str], give
     assert done.returncode != 0
     assert given in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.rows("D5")
+def test_client_ends_quietly_when_nobody_reads_on(delayed: Delayed) -> None:
+    with delayed.servers(1) as (server,):
+        command = f"{sys.executable} -m delayed_queue submit-jobs | head -1; exit ${{PIPESTATUS[0]}}"
+        environment = delayed.environment(JOB_COUNT="50", API_URL=server.url)
+        done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert len(done.stdout.split()) == 1
+
+
+@pytest.mark.rows("D5")
+def test_client_submits_below_a_path_and_reports_another_server(delayed: Delayed) -> None:
+    command = [sys.executable, "-m", "delayed_queue", "submit-jobs"]
+    with delayed.servers(1) as (server,):
+        environment = delayed.environment(JOB_COUNT="1", API_URL=f"{server.url}/")
+        assert subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+        environment["API_URL"] = f"{server.url}/metrics"
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: job 0 was refused: ")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from holdfast import HoldfastError
+
+READER_GONE = 141
+"""Exit code when the output has no reader any more, as in ``| head -1``: that of Holdfast's own commands."""
 
 
 def main() -> int:
@@ -26,6 +30,9 @@ def main() -> int:
     except HoldfastError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
 
 
 def _run(asked: argparse.Namespace) -> int:

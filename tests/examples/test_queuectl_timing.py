@@ -34,7 +34,7 @@ def late() -> float:
     return 1.0 * slowness()
 
 
-def q26_q36_q37_q40_q41_a_job_is_retried_after_2_4_and_8_seconds(queue: Queue) -> None:
+def q26_q36_q37_q40_q41_q42_a_job_is_retried_after_2_4_and_8_seconds(queue: Queue) -> None:
     """Four executions; in between it is failed and says when it goes on; then it is dead."""
     queue.enqueue({"id": "job1", "command": f"{NOTE}; exit 7"})
     failed: dict[int, dict[str, Any]] = {}
@@ -77,9 +77,10 @@ def q27_q46_a_job_is_killed_at_its_timeout_with_all_it_started(queue: Queue) -> 
         assert not any(map(is_running, pids))
 
 
-def q44_q45_what_cannot_succeed_fails_says_why_and_leaves_the_worker_alive(queue: Queue) -> None:
+def q42_q44_q45_what_cannot_succeed_fails_says_why_and_leaves_the_worker_alive(queue: Queue) -> None:
     """A command that is not there, an exit code, a signal."""
     queue.place.set("backoff_base", "1")
+    assert queue.place.values()["max_retries"] == 3
     queue.enqueue(
         {"id": "missing", "command": "no-such-cmd-xyz", "max_retries": 1},
         {"id": "code", "command": "echo trouble >&2; exit 7", "max_retries": 1},
@@ -91,7 +92,7 @@ def q44_q45_what_cannot_succeed_fails_says_why_and_leaves_the_worker_alive(queue
         assert "7" in queue.until("code", "failed", "dead")["error"]
         for name, attempts, words in (("missing", 2, "not found"), ("code", 2, "trouble"), ("signal", 1, "SIGKILL")):
             dead = queue.until(name, "dead")
-            assert dead["attempts"] == attempts
+            assert (dead["attempts"], dead["max_retries"]) == (attempts, attempts - 1)
             assert words in dead["error"]
         wait_until(lambda: workers.pids() == [pid], what="the worker's next sign of life")
 

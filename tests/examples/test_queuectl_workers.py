@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -19,9 +20,13 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import Holdfast
+from holdfast.core.models import Claim
+from holdfast.stores.base import ClaimRequest
 from tests.examples.programs import environment
 from tests.examples.queuectl_support import EXAMPLE, Queue, Workers, is_running, wait_until
 from tests.examples.readme import Readme, free_ports
+from tests.support.load import slowness
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(150)]
 
@@ -237,6 +242,33 @@ def test_commands_run_by_shell_or_argv_as_set(tmp_path: Path) -> None:
     assert not (tmp_path / "shell" / "y.marker").exists()
     shell.app.sync.close()
     argv.app.sync.close()
+
+
+@pytest.mark.rows("Q28")
+@pytest.mark.parametrize("interval", [0.2, 0.5])
+def test_idle_worker_looks_no_more_than_once_per_interval(tmp_path: Path, interval: float) -> None:
+    looks, seconds = asyncio.run(_count_looks(Queue(tmp_path, check_interval=interval).app))
+    assert looks <= seconds / interval + 3  # two at the start, and one between two intervals
+    assert looks >= seconds / interval / (2 * slowness())
+
+
+async def _count_looks(app: Holdfast) -> tuple[int, float]:
+    """Returns how often an idle worker looks for jobs, and in how many seconds."""
+    looks = 0
+
+    async def counted(request: ClaimRequest) -> Claim:
+        nonlocal looks
+        looks += 1
+        return await claim(request)
+
+    async with app:
+        queueing = (await app.open_store()).queueing
+        claim = queueing.claim
+        queueing.claim = counted  # type: ignore[method-assign]  # to count its calls
+        began = time.monotonic()
+        async with app.worker():
+            await asyncio.sleep(3)
+        return looks, time.monotonic() - began
 
 
 @pytest.mark.rows("Q47")

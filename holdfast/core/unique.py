@@ -35,8 +35,8 @@ class Unique(msgspec.Struct, frozen=True):
     a span, as seconds, a timedelta or text like "10m": for so long after its submission, even if it ends.
     by: the parts that two jobs must share to be the same: "task", "queue", "args" (the whole payload) or "args.NAME",
     one of its values; "args.a.b" is one in an object. A value that the payload lacks counts as null.
-    on_conflict: "keep" leaves the first job as it is; "replace" gives it the queue, payload, priority and time of the
-    second; "reschedule" only its time. A running job stays as it is.
+    on_conflict: "keep" leaves the first job as it is; "replace" gives it the payload, priority and time of the second;
+    "reschedule" only its time. A running job stays as it is.
     """
 
     during: str | float | timedelta

@@ -166,19 +166,6 @@ async def test_replaced_payload_moves_to_its_partition(store: Store) -> None:
 
 
 @pytest.mark.parametrize("queue", ["default", "free"])
-async def test_moved_job_that_is_replaced_comes_back_to_its_queue_and_limits(store: Store, queue: str) -> None:
-    policy = Unique("unstarted", by=["task", "queue"], on_conflict="replace")
-    await limit(store, concurrency=1)
-    (first,) = await store.queueing.submit([policy.bind(new_job(queue=queue))])
-    await store.admin.edit(first.job_id, JobChanges(queue="free" if queue == "default" else "default"))
-    (answer,) = await store.queueing.submit([policy.bind(new_job(queue=queue))])
-    assert answer.changed
-    await put(store, new_job())
-    jobs = await take(store, 9, {"default": 9, "free": 9})
-    assert Counter(job.queue for job in jobs) == Counter({"default", queue})
-
-
-@pytest.mark.parametrize("queue", ["default", "free"])
 async def test_moved_job_that_is_rescheduled_keeps_its_own_limits(store: Store, queue: str) -> None:
     policy = Unique("unstarted", by=["task", "queue"], on_conflict="reschedule")
     await limit(store, concurrency=1)

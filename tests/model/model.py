@@ -85,7 +85,7 @@ class Model(Waits):
         job.state = JobState.QUEUED if job.run_at <= now else JobState.SCHEDULED
         job.expires_at = expiry(new, now)
         if policy == "replace":
-            job.new = msgspec.structs.replace(job.new, queue=new.queue, payload=new.payload, priority=new.priority)
+            job.new = msgspec.structs.replace(job.new, payload=new.payload, priority=new.priority)
         return True
 
     # ── claim ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -107,7 +107,7 @@ def _apply_conflict(
         return False
     changes = JobChanges(run_at_us=run_at_us(job, now_us), expires_at_us=expiry_us(job, now_us))
     if on_conflict == "replace":
-        changes = replace(changes, priority=job.priority, payload=job.payload, queue=job.queue)
+        changes = replace(changes, priority=job.priority, payload=job.payload)
     rewritten = yield from rewrite_unstarted(statements, holder, changes, now_us, _REPLACEABLE)
     if rewritten and on_conflict == "replace":  # it is under the limits of the payload it has now
         yield Statement(statements["set_partition"], (rewritten[0][0], job.partition, job.weights))

@@ -427,8 +427,8 @@ local function store(id, spec, when, payload, key, key_for, options, has_client_
             end
             local change = { when = when, expires = expires }
             if on_conflict == 'replace' then
-                change.payload, change.priority, change.queue, change.partition = payload,
-                    string.match(spec.text, '^%S+'), spec.queue, partition_field or ''
+                change.payload, change.priority, change.partition = payload,
+                    string.match(spec.text, '^%S+'), partition_field or ''
             end
             local _, changed = rewrite(unique_holder, change, REPLACEABLE, in_one_piece)
             return changed and '+' .. unique_holder or unique_holder

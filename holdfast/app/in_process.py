@@ -37,7 +37,7 @@ class RunnableWorker(Protocol):
 
     async def run(self) -> None: ...
     def stop(self, reason: str = "asked") -> None: ...
-    def request_stop(self, reason: str) -> None: ...
+    def start_stopping(self, reason: str) -> None: ...
     def stop_now(self, reason: str = "asked") -> None: ...
 
 
@@ -181,7 +181,7 @@ class InProcessWorker:
             return
         cancelled: asyncio.CancelledError | None = None
         if not running.done():
-            worker.request_stop("exited")
+            worker.start_stopping("exited")
         while not running.done():
             try:
                 await asyncio.wait([running])

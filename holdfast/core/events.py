@@ -52,7 +52,7 @@ class LeaseAcquired(TaskEvent, frozen=True, kw_only=True):
 
 
 class LeaseRejected(Event, frozen=True, kw_only=True):
-    """Delivered ids of no ready job, which no claim took. No lease is involved: the log line has that fixed name."""
+    """Delivered ids of no job that is ready in that queue. No lease is involved: the log line has that fixed name."""
 
     level: ClassVar[str] = "debug"
     count: int

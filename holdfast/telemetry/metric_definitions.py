@@ -65,7 +65,11 @@ FAMILIES = (
     ),
     # ── leases ──
     Family("lease_acquired_total", "counter", "Jobs this worker took."),
-    Family("lease_rejected_total", "counter", "Delivered ids that could not be claimed: no such job was ready."),
+    Family(
+        "lease_rejected_total",
+        "counter",
+        "Delivered ids that could not be claimed: no such job was ready in the queue.",
+    ),
     Family(
         "transport_malformed_total",
         "counter",

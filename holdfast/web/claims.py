@@ -341,7 +341,7 @@ def _answer(
         lease=asked.lease_for.total_seconds(),
         waited=_waited_seconds(result, arrived_at),
         command=command,
-        quarantined=result.quarantined,
+        quarantined=result.has_quarantined,
     )
     return json_response(200, claimed)
 

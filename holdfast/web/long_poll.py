@@ -49,7 +49,7 @@ class RemoteClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
-    """Result of a claim. ``isolated``: its one job must run alone. ``quarantined``: such a job waits.
+    """Result of a claim. ``isolated``: its one job must run alone. ``has_quarantined``: such a job waits.
 
     ``claimed_at``: monotonic instant at which the claim was sent to the store. No lease began earlier.
     """
@@ -57,7 +57,7 @@ class ClaimResult(msgspec.Struct, frozen=True):
     jobs: list[Job]
     claimed_at: float | None = None
     isolated: bool = False
-    quarantined: bool = False
+    has_quarantined: bool = False
     next_due: timedelta | None = None
 
 
@@ -108,14 +108,14 @@ class PendingClaims:
                     return await self._claim_isolated(request)
             jobs = await self._without_unknown(request, claim.jobs)
             if jobs or not claim.jobs or claimed_at >= search_until:  # behind unknown tasks there may be known ones
-                return ClaimResult(jobs, claimed_at, quarantined=claim.has_quarantined, next_due=claim.next_due)
+                return ClaimResult(jobs, claimed_at, has_quarantined=claim.has_quarantined, next_due=claim.next_due)
 
     async def _claim_isolated(self, request: RemoteClaimRequest) -> ClaimResult:
         claimed_at = self._app.clock.monotonic()
         claim = await self._claim(request, isolated=True)
         jobs = await self._without_unknown(request, claim.jobs)
         return ClaimResult(
-            jobs, claimed_at, isolated=bool(jobs), quarantined=claim.has_quarantined, next_due=claim.next_due
+            jobs, claimed_at, isolated=bool(jobs), has_quarantined=claim.has_quarantined, next_due=claim.next_due
         )
 
     async def _claim(self, request: RemoteClaimRequest, *, isolated: bool = False) -> Claim:

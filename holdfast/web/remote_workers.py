@@ -20,7 +20,7 @@ from holdfast.core.models import Job, JobState, Lease, Settled, Settlement
 from holdfast.core.workers import HeartbeatReply, WorkerCommand, WorkerHeartbeat
 from holdfast.worker.context import WorkerState
 from holdfast.worker.policy import Deferrals, backoff_of
-from holdfast.worker.reporting import dead_list_of, emit_lease_lost, emit_success, emit_unsuccessful, measure_settled
+from holdfast.worker.reporting import dlq_key_of, emit_lease_lost, emit_success, emit_unsuccessful, measure_settled
 from holdfast.worker.sweeper import Sweeper
 
 _MAX_KNOWN = 10_000  # workers kept in memory
@@ -162,8 +162,8 @@ class RemoteWorkers:
             emit_success(events, job, seconds)
         else:
             known.failed += answer.state in (JobState.FAILED, JobState.DEAD)
-            dead_list = dead_list_of(self.app.settings, job.queue)
-            emit_unsuccessful(events, job, settlement, answer, seconds=seconds, dead_list=dead_list)
+            dlq_key = dlq_key_of(self.app.settings, job.queue)
+            emit_unsuccessful(events, job, settlement, answer, seconds=seconds, dlq_key=dlq_key)
 
     async def release_jobs(self, worker: str, jobs: Sequence[Job]) -> None:
         """Releases jobs that were not started. Where the store is away, their leases end."""

@@ -26,7 +26,7 @@ from holdfast.core.models import Job, JobState, Lease, Reason, Settlement
 from holdfast.settings.settings import Settings
 from holdfast.tasks import Context
 from holdfast.worker.policy import backoff_of
-from holdfast.worker.reporting import dead_list_of, emit_lease_lost, emit_success, measure_settled
+from holdfast.worker.reporting import dlq_key_of, emit_lease_lost, emit_success, measure_settled
 
 if TYPE_CHECKING:
     from holdfast.telemetry.spans import Execution
@@ -254,9 +254,9 @@ class WorkerState:
         emit_lease_lost(self.events, leased.job, self.worker_id)
         self.abandon_job(leased)
 
-    def dead_list(self, job: Job) -> str | None:
+    def dlq_key(self, job: Job) -> str | None:
         """Returns the key of the transport's list of dead letters of this job's queue; None without a transport."""
-        return dead_list_of(self.settings, job.queue)
+        return dlq_key_of(self.settings, job.queue)
 
     # ── interruptions ─────────────────────────────────────────────────────────────────────────────────────────
     def interrupt_job(self, lease: Lease, stop_reason: StopReason) -> LeasedJob | None:

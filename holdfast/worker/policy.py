@@ -99,18 +99,18 @@ class Deferrals:
     async def defer_or_fail(self, jobs: Sequence[Job], failures: Sequence[Failed], settings: Settings) -> list[Outcome]:
         """Returns the outcomes of these jobs: released, or failed once ``defer_for`` has passed."""
         rows: Sequence[Job | None] = [None] * len(jobs)
-        if any(_is_allowed(failed, settings) for failed in failures):
+        if any(_may_defer(failed, settings) for failed in failures):
             try:
                 rows = await (await self._app.open_store()).query.summaries([job.id for job in jobs])
             except HoldfastError:  # the row keeps its error, and in it the start of the deferral
                 return [
-                    Released(None, _MIN_DEFERRAL, failed.reason) if _is_allowed(failed, settings) else failed
+                    Released(None, _MIN_DEFERRAL, failed.reason) if _may_defer(failed, settings) else failed
                     for failed in failures
                 ]
         return [self._outcome_of(*each, settings) for each in zip(jobs, rows, failures, strict=True)]
 
     def _outcome_of(self, job: Job, row: Job | None, failed: Failed, settings: Settings) -> Outcome:
-        if not _is_allowed(failed, settings) or row is None or row.started_at is None:
+        if not _may_defer(failed, settings) or row is None or row.started_at is None:
             self._warn(job, failed, None)  # without a row: deleted, or changed by another program
             return failed
         earlier = deferral_of(row)
@@ -147,7 +147,7 @@ class Deferrals:
         )
 
 
-def _is_allowed(failed: Failed, settings: Settings) -> bool:
+def _may_defer(failed: Failed, settings: Settings) -> bool:
     return bool(settings.defer_for) and (failed.reason is not Reason.NO_HANDLER or settings.unknown_task != "dead")
 
 

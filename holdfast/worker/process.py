@@ -52,31 +52,31 @@ def _run_to_end(
     A caller that awaits that task gets it too. Before the worker handles signals, and after its end, it is raised.
     """
     loop = asyncio_runner.get_loop()
-    main_task: asyncio.Future[asyncio.Task[Worker]] = loop.create_future()
-    main = _serve(app, settings, drain, threads, main_task)
+    started: asyncio.Future[asyncio.Task[Worker]] = loop.create_future()
+    main = _serve(app, settings, drain, threads, started)
     while True:
         try:
-            return loop.run_until_complete(main_task.result()) if main_task.done() else asyncio_runner.run(main)
+            return loop.run_until_complete(started.result()) if started.done() else asyncio_runner.run(main)
         except (SystemExit, KeyboardInterrupt):
-            if not main_task.done() or main_task.result().done():
+            if not started.done() or started.result().done():
                 raise
 
 
 async def _serve(
-    app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads, own_task: asyncio.Future[asyncio.Task[Worker]]
+    app: Holdfast, settings: Settings, drain: bool, threads: LoopThreads, started: asyncio.Future[asyncio.Task[Worker]]
 ) -> Worker:
     worker = Worker(app, settings=settings, drain=drain, supervised=is_supervised())
     loop = asyncio.get_running_loop()
     loop.set_default_executor(threads)
     watch_parent(
-        lambda: loop.call_soon_threadsafe(worker.request_stop, "orphaned"),
+        lambda: loop.call_soon_threadsafe(worker.start_stopping, "orphaned"),
         lambda: worker.shared.settings.grace.total_seconds() + EXTRA_SECONDS,
     )
     # A supervisor forwards every stop as SIGTERM, and reports the original signal itself.
     handle_stop_signals(lambda name: worker.stop("supervisor" if worker.supervised else name))
     current = asyncio.current_task()
     assert current is not None  # noqa: S101 - a coroutine that runs has a task
-    own_task.set_result(current)
+    started.set_result(current)
     with MetricsServer(worker.shared):
         async with app:
             await worker.run()

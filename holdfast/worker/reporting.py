@@ -90,7 +90,7 @@ def emit_lease_lost(events: Events, job: Job, worker_id: str) -> None:
 
 
 def emit_unsuccessful(
-    events: Events, job: Job, settlement: Settlement, answer: Settled, *, seconds: float, dead_list: str | None
+    events: Events, job: Job, settlement: Settlement, answer: Settled, *, seconds: float, dlq_key: str | None
 ) -> None:
     """Emits the event of an accepted settlement other than a success."""
     reason, error, trace_id = str(settlement.reason or ""), settlement.error or "", trace_id_of(job)
@@ -118,7 +118,7 @@ def emit_unsuccessful(
                     reason=reason,
                     error=error,
                     seconds=round(seconds, 6),
-                    dlq_key=dead_list,
+                    dlq_key=dlq_key,
                     trace_id=trace_id,
                 )
             )
@@ -137,15 +137,15 @@ def emit_unsuccessful(
             events.emit(JobReleased(job_id=job.id, task=job.task, reason=reason))
 
 
-def emit_recovered(events: Events, job: Job, settlement: Settlement, answer: Settled, dead_list: str | None) -> None:
+def emit_recovered(events: Events, job: Job, settlement: Settlement, answer: Settled, dlq_key: str | None) -> None:
     """Emits the event of a job whose expired lease was settled: of a failed attempt, if it is ready for the next."""
     if answer.state is JobState.QUEUED:
         settlement = replace(settlement, error=f"{settlement.error}; ready for its next attempt")
         answer = replace(answer, state=JobState.FAILED, run_at_us=None)
-    emit_unsuccessful(events, job, settlement, answer, seconds=0.0, dead_list=dead_list)
+    emit_unsuccessful(events, job, settlement, answer, seconds=0.0, dlq_key=dlq_key)
 
 
-def dead_list_of(settings: Settings, queue: str) -> str | None:
+def dlq_key_of(settings: Settings, queue: str) -> str | None:
     """Returns the key of the transport's list of dead letters of a queue; None without a transport."""
     if settings.transport == "none":
         return None

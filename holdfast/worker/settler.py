@@ -147,4 +147,4 @@ class Settler:
         elif answer.state is not JobState.CANCELLED:
             shared.released += settlement.reason is Reason.RELEASED
         emit = emit_recovered if settlement.lease_expired else partial(emit_unsuccessful, seconds=leased.seconds)
-        emit(shared.events, job, settlement, answer, dead_list=shared.dead_list(job))
+        emit(shared.events, job, settlement, answer, dlq_key=shared.dlq_key(job))

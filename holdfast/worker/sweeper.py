@@ -132,7 +132,7 @@ class Sweeper:
         for job, settlement, answer in zip(jobs, settlements, answers, strict=True):
             if answer.accepted:
                 recovered += 1
-                emit_recovered(shared.events, job, settlement, answer, shared.dead_list(job))
+                emit_recovered(shared.events, job, settlement, answer, shared.dlq_key(job))
         return recovered
 
     def _emit_refused(self, job: Job, error: HoldfastError) -> None:

@@ -78,14 +78,14 @@ class Worker:
         """
         if self._stop_requests.record_signal() is StopRequest.REPEATED:
             self._stop_now.set()
-        self.request_stop(reason)
+        self.start_stopping(reason)
 
     def stop_now(self, reason: str = "asked") -> None:
         """Stops claiming and cancels running jobs at once. Each is released when its handler has cleaned up."""
         self._stop_now.set()
-        self.request_stop(reason)
+        self.start_stopping(reason)
 
-    def request_stop(self, reason: str) -> None:
+    def start_stopping(self, reason: str) -> None:
         """Stops within the grace. It does not count as a first signal: a call of ``stop`` after it ends no grace."""
         if self.shared.stopping.is_set():
             return
@@ -95,7 +95,7 @@ class Worker:
 
     def _handle_command(self, command: WorkerCommand) -> None:
         if command is WorkerCommand.STOP:
-            self.request_stop("command")
+            self.start_stopping("command")
         elif command is WorkerCommand.DRAIN:
             self.fetcher.drain()
 
@@ -346,7 +346,7 @@ class Worker:
 
     def _recycle(self) -> None:
         self.recycled = True
-        self.request_stop("recycled")
+        self.start_stopping("recycled")
 
     def _make_heartbeat(self) -> WorkerHeartbeat:
         shared = self.shared

@@ -365,7 +365,7 @@ async def test_only_a_repeated_request_ends_the_grace(app: Holdfast, reason: str
         job = await long.enqueue()
         hand = await harnessed.start()
         await harnessed.advance(1)
-        hand.worker.request_stop(reason)
+        hand.worker.start_stopping(reason)
         await harnessed.advance(2)
         hand.worker.stop()
         await harnessed.advance(10)

@@ -89,9 +89,9 @@ class PostgresClaimBuilder:
         self.jobs += jobs
         self._slots = remaining_slots(self._slots, (job.queue for job in jobs))
 
-    def note_lease(self, until: int) -> None:
+    def note_lease(self, until_us: int) -> None:
         """Notes the end of leases; the earliest counts."""
-        self.lease_until_us = until if not self.jobs or self.lease_until_us is None else min(self.lease_until_us, until)
+        self.lease_until_us = min(until_us, self.lease_until_us or until_us) if self.jobs else until_us
 
     def note_next_due(self, due_in: int | None) -> None:
         """Notes that the next job of these queues is due in ``due_in`` microseconds."""

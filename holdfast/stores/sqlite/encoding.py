@@ -41,7 +41,7 @@ def array_elements(array: str) -> list[str]:
 
 
 def read_job(job_json: str) -> Job:
-    """A job as a reader is job_json it. Of a row that another program corrupted, unreadable values are left out."""
+    """A job as a reader is shown it. Of a row that another program corrupted, unreadable values are left out."""
     try:
         return decode_job(job_json)
     except UNREADABLE:

@@ -68,7 +68,7 @@ on conflict (id) do nothing
 returning id;
 
 -- own: insert_payload
--- changes(): only if the statement just before wrote the job; a resubmission has_deltas nothing.
+-- changes(): only if the statement just before wrote the job; a resubmission adds nothing.
 insert into holdfast_payload (seq, payload)
 select seq, ?2 from holdfast_job where id = ?1 and payload is null and changes() > 0
 on conflict (seq) do nothing;

@@ -282,6 +282,7 @@ create function holdfast.add_job(
 ) returns table (job_id uuid, created boolean, changed boolean) language plpgsql as $$
 declare
     never_us constant bigint := 253402300799000000; -- core.dependencies.NEVER_US
+    is_replaced constant boolean := unique_key ->> 'on_conflict' = 'replace';
     holder uuid;
     holder_keep_until bigint;
     stored boolean;
@@ -309,13 +310,11 @@ begin
             delete from holdfast.key k where k.key = new_key and k.job_id = new_id;
             update holdfast.job j
             set state = case when new_run_at <= now_us then 0 else 1 end, run_at = new_run_at,
-                payload = case when unique_key ->> 'on_conflict' = 'replace' then new_payload else j.payload end,
-                rank = case when unique_key ->> 'on_conflict' = 'replace' then new_rank else j.rank end,
-                partition = case when unique_key ->> 'on_conflict' = 'replace' then new_partition else j.partition end,
-                weights = case when unique_key ->> 'on_conflict' = 'replace' then new_weights else j.weights end,
-                tier = j.tier % 3 + case
-                    when case when unique_key ->> 'on_conflict' = 'replace' then new_partition else j.partition end is null
-                    then 0 else 3 end
+                payload = case when is_replaced then new_payload else j.payload end,
+                rank = case when is_replaced then new_rank else j.rank end,
+                partition = case when is_replaced then new_partition else j.partition end,
+                weights = case when is_replaced then new_weights else j.weights end,
+                tier = j.tier % 3 + case when case when is_replaced then new_partition else j.partition end is null then 0 else 3 end
             where j.id = holder and j.state + 0 in (0, 1, 3) and unique_key ->> 'on_conflict' in ('replace', 'reschedule')
               and not is_waiting; -- a job that waits has no `run_at` to be moved
             return query select holder, false, found;

@@ -15,7 +15,7 @@ local function record_step(id, claims, name, number, is_ordered, result)
 end
 
 -- name: save_steps (steps)
--- Stores steps of jobs. ARGV from 3 on, of each: id, claims, worker or "", name, number, 1 if called by the handler, "" or "=" and
+-- Stores steps of jobs. ARGV from 3 on, of each: id, claims, worker or "", name, number, 1 if its order is fixed, "" or "=" and
 -- its result. Returns 1 for a lease that is held, else 0. A step that is there stays.
 allow_when_full()
 local answers = {}
@@ -73,7 +73,7 @@ end
 
 -- name: receive_signal (steps, receivers)
 -- Takes the oldest signal of a topic for a step, or makes the job its receiver. ARGV: 3 id, 4 claims, 5 worker or "", 6
--- step, 7 its number, 8 "1" if called by the handler, 9 topic, 10 timeout in microseconds. Returns {0} if the lease is lost, {1,
+-- step, 7 its number, 8 "1" if its order is fixed, 9 topic, 10 timeout in microseconds. Returns {0} if the lease is lost, {1,
 -- result or nil}, or {2, microseconds until the deadline}.
 allow_when_full()
 local id, claims, step, number, is_ordered, topic = ARGV[3], ARGV[4], ARGV[6], ARGV[7], ARGV[8], ARGV[9]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from holdfast.core.waits import ChildStatus, SentSignal, Signal, SignalReceipt, 
 from holdfast.core.workers import LeaseStatus
 from holdfast.stores.connections import redis as pool
 from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
+from holdfast.stores.redis.pool import NamespacePool, parse_url
 from tests.conformance.support import (
     LEASE,
     WORKER,
@@ -355,3 +356,24 @@ async def test_waits_without_answer_begin_once(proxy: FaultProxy, proxied_url: s
             assert await state_of(store, job.id) is JobState.SCHEDULED
         assert proxy.cuts == 9
         assert await store.health.repair() == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "raised"),
+    [
+        (driver.ResponseError("NOREPLICAS Not enough good replicas to write."), pool.WriteNotConfirmed),
+        (driver.ResponseError("MISCONF Errors writing to the AOF file"), pool.WriteNotConfirmed),
+        (driver.MovedError("1 127.0.0.1:6379"), driver.ConnectionError),
+        (driver.ReadOnlyError("You can't write against a read only replica."), driver.ConnectionError),
+    ],
+)
+async def test_write_without_mark_is_not_confirmed(refusal: Exception, raised: type[Exception]) -> None:
+    """Waiting has succeeded, for what the connection wrote earlier or for nothing."""
+
+    class Refusing:
+        async def ask_each(self, commands: list[object]) -> list[object]:
+            return [refusal, 1]
+
+    namespace = NamespacePool(parse_url("redis://127.0.0.1/0?replicas=1"), now=None)
+    with pytest.raises(raised):
+        await namespace._confirm(cast("RedisConnection", Refusing()))

@@ -49,30 +49,62 @@ async def test_a_replica_is_not_written_to(hurried: None) -> None:
             assert await store.query.count(JobFilter()) == 2
 
 
+async def _acknowledges_what_a_replica_has(url: str, replica: Redis) -> None:
+    """``url``: of namespace "r", with ``replicas=1``."""
+    async with opened(url) as store, opened(url) as other:
+        known = new_job()
+        await until_it_works(lambda: store.queueing.submit([known]))
+        assert f"{{r}}:job:{known.id}".encode() in replica.execute("KEYS", "*")
+        asleep = frozen(replica)
+        doubtful = new_job(key="k")
+        for each in (store, other, store, other):  # from the second on it is there, and the other store did not see it
+            with pytest.raises(Unavailable, match="0 of 1 replicas"):
+                await each.queueing.submit([doubtful])
+        (job,) = await take(store, 1)
+        for _ in range(2):  # the second finds the job settled, on a new connection
+            with pytest.raises(Unavailable, match="0 of 1 replicas"):
+                await settle(store, job)
+
+        asleep.resume()
+        (answer,) = await until_it_works(lambda: other.queueing.submit([doubtful]))
+        assert answer.job_id == doubtful.id
+        settled = await until_it_works(lambda: settle(store, job))
+        assert (settled.accepted, settled.state) == (True, JobState.SUCCEEDED)
+
+
 @pytest.mark.parametrize("kind", [MAIN, *FLOORS])
 async def test_nothing_is_acknowledged_that_too_few_replicas_have(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_CONFIRMED", 0.3)
     with replicated(kind) as (primary, replica):
-        url = primary.url(namespace="r", replicas="1")
-        async with opened(url) as store, opened(url) as other:
-            known = new_job()
-            await until_it_works(lambda: store.queueing.submit([known]))
-            assert replica.execute("EXISTS", f"{{r}}:job:{known.id}") == 1
-            asleep = frozen(replica)
-            doubtful = new_job(key="k")
-            for each in (store, other):  # the second finds it there, and no other store knows of it
-                with pytest.raises(Unavailable, match="0 of 1 replicas"):
-                    await each.queueing.submit([doubtful])
-            (job,) = await take(store, 1)
-            with pytest.raises(Unavailable, match="0 of 1 replicas"):
-                await settle(store, job)
+        await _acknowledges_what_a_replica_has(primary.url(namespace="r", replicas="1"), replica)
+        assert replica.execute("KEYS", "{r}:nothing") == []
 
-            asleep.resume()
-            (answer,) = await until_it_works(lambda: other.queueing.submit([doubtful]))
-            assert answer.job_id == doubtful.id
-            settled = await until_it_works(lambda: settle(store, job))
-            assert (settled.accepted, settled.state) == (True, JobState.SUCCEEDED)
-            assert replica.execute("HGET", f"{{r}}:job:{known.id}", "state") == b"succeeded"
+
+@pytest.mark.parametrize(("durability", "patience"), [("everysec", 0.3), ("waitaof", 2.0)])
+async def test_nothing_is_acknowledged_that_too_few_replicas_of_a_cluster_have(
+    durability: str, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeat that finds everything done has nothing to write, and its connection is a new one."""
+    monkeypatch.setattr(pool, "_CONFIRMED", patience)  # a replica says once a second what its disk has
+    with Cluster() as cluster:
+        owner = cluster.owner("{r}:meta")
+        replica = cluster.replica_of(owner)
+        for server in (owner, replica):
+            server.execute("CONFIG", "SET", "appendfsync", "always")
+        url = cluster.url(namespace="r", replicas="1", durability=durability)
+        await _acknowledges_what_a_replica_has(url, replica)
+
+
+@pytest.mark.parametrize("kind", [MAIN, *FLOORS])
+async def test_full_server_confirms_settlements(kind: str) -> None:
+    with replicated(kind) as (primary, _):
+        async with opened(primary.url(namespace="r", replicas="1")) as store:
+            job = await running(store)
+            primary.execute("CONFIG", "SET", "maxmemory", "1")
+            with pytest.raises(Unavailable, match="is full"):
+                await store.queueing.submit([new_job()])
+            for _ in range(2):
+                assert (await settle(store, job)).state is JobState.SUCCEEDED
 
 
 @pytest.mark.parametrize("kind", [MAIN, *FLOORS])

@@ -38,7 +38,7 @@ _UNREACHABLE = (OSError, TimeoutError, driver.ConnectionError, driver.TimeoutErr
 # met the code stands in the middle of the text.
 _NOT_SERVING = (driver.ReadOnlyError, driver.ClusterError, driver.TryAgainError, driver.AskError)
 _NOT_SERVING_TEXT = re.compile(
-    r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|UNBLOCKED)\b|read.only replica"
+    r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK|BUSY|UNBLOCKED)\b|read.only replica|replica inst"
 )
 _MOVED = re.compile(r"MOVED \d+ (.*):(\d+)$")
 _FULL_TEXT = "when used memory > 'maxmemory'"
@@ -189,7 +189,7 @@ class RedisPool:
                     self._release(connection)
                 else:
                     connection.close()
-                if isinstance(error, _UNREACHABLE) or _is_not_serving(error):
+                if isinstance(error, _UNREACHABLE) or is_not_serving(error):
                     self.drop_connections()
                 raise
             else:
@@ -280,7 +280,7 @@ class RedisPool:
                 if isinstance(error, driver.ResponseError):
                     if on_refused is not None:
                         on_refused(replies)
-                    if _is_not_serving(error) and not all(isinstance(each, driver.ResponseError) for each in replies):
+                    if is_not_serving(error) and not all(isinstance(each, driver.ResponseError) for each in replies):
                         raise driver.ConnectionError(str(error)) from error  # gone halfway: the answers are lost
                     raise error
             if after is not None:
@@ -340,7 +340,7 @@ class RedisPool:
                     raise Unavailable(f"{self.place} cannot be reached: {one_line(error)}{asked}") from error
                 await asyncio.sleep(CONNECT_BACKOFF * random.uniform(0.5, 1.5))
             except (driver.ResponseError, driver.ClusterError) as error:
-                if not _is_not_serving(error):
+                if not is_not_serving(error):
                     raise self._translated(error) from error
                 if time.monotonic() > give_up:
                     raise Unavailable(f"{self.place}: {one_line(error)}; try again") from error
@@ -397,7 +397,8 @@ async def _connected(
         raise
 
 
-def _is_not_serving(error: BaseException) -> bool:
+def is_not_serving(error: object) -> bool:
+    """Returns True for an error of a server that is no longer the one to ask, or not yet."""
     text = str(error) if isinstance(error, driver.ResponseError) else ""
     return isinstance(error, _NOT_SERVING) or _NOT_SERVING_TEXT.search(text) is not None
 

@@ -18,8 +18,8 @@ from holdfast.stores.connections.redis_protocol import Argument, RedisConnection
 from holdfast.stores.connections.redis_url import Server, parse_server
 from holdfast.stores.redis.snapshot import OWN_NAMES
 
-_TAKEN_OVER = re.compile(r"UNBLOCKED|replica instances")
-"""What waiting is answered on a server that became a replica meanwhile, or before."""
+_MARK = "redis.call('DEL', KEYS[1]) redis.call('SET', KEYS[1], '') redis.call('DEL', KEYS[1])"
+"""A write that leaves nothing, even where memory is full. PUBLISH would not do: a cluster does not replicate it."""
 _CONFIRMED = 5.0  # seconds a write waits for the disk and the replicas that were declared
 _SEARCH = 0.65  # of the call deadline: for a search of jobs, and for the confirmation by disk and replicas
 
@@ -123,32 +123,30 @@ class NamespacePool(redis.RedisPool):
         on_refused: Callable[[list[Any]], object] | None = None,
     ) -> list[Any]:
         """Returns the answer of the script to each of these arguments; see ``evaluate_each``."""
-        keys = self.address.keys
         given: tuple[Argument, ...] = (self._instant, self.name)
         confirmed = must_confirm and (self.address.durability == "waitaof" or self.address.replicas)
-        after = self._confirm if confirmed else None
-        complete = [(*given, *arguments) for arguments in calls]
         return await self.evaluate_each(
             script,
-            keys,
-            complete,
+            self.address.keys,
+            [(*given, *arguments) for arguments in calls],
             on_uncertain=on_uncertain,
             retry_for=retry_for,
             extra_time=extra_time,
-            after=after,
+            after=self._confirm if confirmed else None,
             on_refused=on_refused,
         )
 
     async def _confirm(self, connection: RedisConnection) -> None:
-        """Waits until disk and replicas have this connection's last write: a PUBLISH, as a repeat may write nothing."""
+        """Waits until disk and replicas have this connection's last write: a mark, as a repeat may write nothing."""
         wanted, milliseconds = self.address.replicas, int(self._confirmed * 1000)
         synced = self.address.durability == "waitaof"
         wait = ("WAITAOF", 1, wanted, milliseconds) if synced else ("WAIT", wanted, milliseconds)
-        _, answer = await connection.ask_each([("PUBLISH", self.address.prefix + "nothing", ""), wait])
-        if isinstance(answer, driver.ResponseError):
-            if _TAKEN_OVER.search(str(answer)):  # what was done here may be lost, or there
-                raise driver.ConnectionError("it has become a replica") from answer
-            raise answer
+        marked, answer = await connection.ask_each([("EVAL", _MARK, 1, self.address.prefix + "nothing"), wait])
+        for error in (answer, marked):
+            if redis.is_not_serving(error):  # what was done here may be lost, or there
+                raise driver.ConnectionError("it has become a replica, or its slot has moved")
+            if isinstance(error, driver.ResponseError):
+                raise WriteNotConfirmed(str(error))
         local, others = answer if synced else (1, answer)
         if not local:
             raise WriteNotConfirmed(f"its disk did not have it within {self._confirmed:g} s")
@@ -161,7 +159,7 @@ LEVELS = ("none", "everysec", "waitaof", "always")
 
 _NAMES = {"schedule": "schedule", "ready": "ready", "leases": "leases", "job": "job:"}
 """The keys whose names can be chosen, and their names unless they are."""
-_CHANNELS = ("ready_jobs", "commands", "ended", "nothing")
+_CHANNELS = ("ready_jobs", "commands", "ended")
 _OWN = ("namespace", "prefix", "durability", "replicas", "task", "payload", "ids", *_NAMES)
 
 
@@ -198,7 +196,7 @@ def parse_url(url: str) -> RedisAddress:
         server=server,
         keys=_keys(own, server.kind),
         durability=_word(own, "durability", LEVELS, "everysec"),
-        replicas=_replicas(own),
+        replicas=int(_word(own, "replicas", tuple("0123456789"), "0")),
         task=own.get("task", ""),
         in_one_piece=_word(own, "payload", ("pieces", "whole"), "pieces") == "whole",
         ulids=_word(own, "ids", ("uuid", "ulid"), "uuid") == "ulid",
@@ -212,19 +210,12 @@ def _word(own: dict[str, str], name: str, known: tuple[str, ...], default: str) 
     return word
 
 
-def _replicas(own: dict[str, str]) -> int:
-    text = own.get("replicas", "0")
-    if not re.fullmatch(r"[0-9]", text):
-        raise ConfigError(f"url: replicas={text!r} is not valid; give 0 to 9")
-    return int(text)
-
-
 def _keys(own: dict[str, str], kind: str) -> tuple[str, ...]:
     namespace = own.get("namespace", "holdfast")
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", namespace):
         raise ConfigError(f"url: namespace={namespace!r} is not valid; give 1 to 64 of A-Z a-z 0-9 . _ -")
     prefix = own.get("prefix", "{" + namespace + "}:")
-    taken, parts = {*OWN_NAMES, *_CHANNELS}, {each.partition("@")[0] for each in prefix.split(":")[1:]}
+    taken, parts = {*OWN_NAMES, *_CHANNELS, "nothing"}, {each.partition("@")[0] for each in prefix.split(":")[1:]}
     if not prefix or not prefix.isprintable() or len(prefix) > 100 or parts & {*_NAMES, *taken}:
         remedy = "give 1 to 100 printable characters, without a name of a key of ours after a colon"
         raise ConfigError(f"url: prefix={prefix!r} is not valid; {remedy}")

@@ -46,7 +46,7 @@ from holdfast.core.workers import WorkerCommand
 from holdfast.settings.settings import Settings
 from holdfast.stores import ExternalTransactions, check_url, open_store
 from holdfast.stores.base import AT_ONCE, Selection, Store
-from holdfast.stores.encrypted_store import EncryptedStore
+from holdfast.stores.encrypted_store import EncryptedStore, TextCipher
 from holdfast.tasks import HandlerScope, Registry, decode_payload, encode_payload
 from holdfast.tasks.command_policy import COMMAND, CommandPolicy, command_policy, draft_command
 from holdfast.telemetry.metrics import time_calls
@@ -106,7 +106,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
             self.settings.traces, hides_errors=bool(self.settings.redacted), hides_refused=codec is not None
         )
         """The maker of spans; None if tracing is off."""
-        self._submitter = Submitter(self.open_store, lambda: self.settings, self.events, self.spans)
+        self._submitter = Submitter(self.open_store, lambda: self.settings, self.events, self.spans, self._as_stored)
         self.external_tx = ExternalTransactions(self.open_store, self._await_or_block)
         """Submits and completes jobs inside a transaction that the caller holds."""
 
@@ -175,6 +175,11 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         config = TransportConfig(settings.transport, settings.transport_url, *keys)
         wrapped = with_transport(store, config, lease=settings.lease, in_flight=self._in_flight, emit=self.events.emit)
         return time_calls(wrapped, self.events)
+
+    def _as_stored(self, job: Job | NewJob) -> str:
+        """Returns the payload of a job as the store has it, and as limits read it there: with a codec, encrypted."""
+        text, codec = job.payload, self.codec
+        return text if codec is None else TextCipher(codec, self.readable).encrypt_payload(job.id, job.task, text)
 
     def _unopened(self) -> Store:
         with self._making:

@@ -27,8 +27,10 @@ _Depths = list[tuple[str, int]]
 class QueueDepths:
     """Numbers of unstarted jobs that limits bound, as one process knows them: of queues, and of buckets."""
 
-    def __init__(self, store: Callable[[], Awaitable[Store]]) -> None:
+    def __init__(self, store: Callable[[], Awaitable[Store]], as_stored: Callable[[NewJob], str]) -> None:
+        """``as_stored``: returns the payload as the store will have it, which decides on its bucket there."""
         self._store = store
+        self._as_stored = as_stored
         self._limits = LimitCache(self._read_limits)
         self._counted_at = -_COUNTED_FOR
         self._counts: dict[str, int] = {}
@@ -44,7 +46,7 @@ class QueueDepths:
         table = await self._limits.current_limits()
         if not table.has_depths:
             return _NO_JOBS
-        bounded = [(job, list(table.find_depths(job))) for job in jobs]
+        bounded = [(job, list(table.find_depths(job, self._as_stored))) for job in jobs]
         wanted = Counter(name for _, depths in bounded for name, _ in depths)
         most = dict(each for _, depths in bounded for each in depths)
         if time.monotonic() - self._counted_at >= _COUNTED_FOR or len(self._counts) > _MAX_COUNTS:

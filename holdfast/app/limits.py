@@ -23,6 +23,7 @@ from holdfast.core.limit_options import (
     parse_values,
 )
 from holdfast.core.limits import MAX_LIMITS, BucketUse, Limit, LimitChange, LimitTable, name_bucket, parse_value
+from holdfast.core.models import Job
 from holdfast.core.portal import requires_loop
 from holdfast.core.schedule import Schedule
 from holdfast.core.validation import check_name, check_options, check_span
@@ -309,9 +310,9 @@ def merge_limits(declared: Mapping[str, Limit], settings: Settings) -> dict[str,
     return {**settings.limits, **declared}
 
 
-def scope_buckets(table: LimitTable, scope: str, task: str, queue: str, payload: str) -> list[str]:
+def scope_buckets(table: LimitTable, scope: str, job: Job, payload: str) -> list[str]:
     """The buckets of a job that belong to a scope: "key", "queue" or "task"."""
-    partition, _ = table.find_partition(task, queue, payload)
+    partition, _ = table.find_partition(job.task, job.queue, payload)
     buckets = [] if partition is None else table.buckets_with_limits(partition)
     if scope == "key":
         return [bucket for bucket, limit in buckets if limit.by is not None]

@@ -162,10 +162,11 @@ class Submitter:
         store: Callable[[], Awaitable[Store]],
         settings: Callable[[], Settings],
         events: Events,
-        spans: Spans | None = None,
+        spans: Spans | None,
+        as_stored: Callable[[NewJob], str],
     ) -> None:
         self._store = store
-        self.depths = QueueDepths(store)
+        self.depths = QueueDepths(store, as_stored)
         self._spans = spans
         self._settings = settings
         self._events = events

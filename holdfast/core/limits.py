@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
@@ -244,13 +244,13 @@ class LimitTable:
         partition = SEPARATOR.join(bucket for _, bucket, _ in buckets)
         return partition, None if all(weight == 1 for weight in weights) else json.dumps(weights)
 
-    def find_depths(self, job: NewJob) -> Iterator[tuple[str, int]]:
-        """Yields the depths that bound a job: "queue NAME" or a bucket, and how many jobs may wait there."""
+    def find_depths(self, job: NewJob, as_stored: Callable[[NewJob], str]) -> Iterator[tuple[str, int]]:
+        """Yields "queue NAME" or buckets, by its stored payload, that bound a job, and how many jobs may wait there."""
         if job.queue in self.depths:
             yield f"queue {job.queue}", self.depths[job.queue]
         limits = [*self._queues.get(job.queue, ()), *self._tasks.get(job.task, ())]
         counted = [(limit, limit.values.depth) for limit in limits if limit.is_counted]
-        arguments = json.loads(job.payload) if counted else None
+        arguments = json.loads(as_stored(job)) if counted else None
         yield from ((_bucket_of(limit, arguments), depth) for limit, depth in counted if depth is not None)
 
     def use_by_jobs(self, jobs: Iterable[Job]) -> dict[str, int]:

@@ -169,7 +169,8 @@ class Importer:
                 if isinstance(found, LeftJob):
                     raise Unmovable(found.reason)
                 new = self._draft(found)
-                if not is_aside and (full := self._full.keys() & dict(self._limits.find_depths(new))):
+                depths = {} if is_aside else dict(self._limits.find_depths(new, self._app._as_stored))
+                if full := self._full.keys() & depths:
                     raise Unmovable(f"another was refused: {self._full[min(full)]}")
                 jobs.append((found, new))
             except (Unmovable, Invalid) as error:

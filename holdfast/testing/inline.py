@@ -83,7 +83,7 @@ class InlineSubmitter(Submitter):
     """Submitter that runs the stored jobs before it returns."""
 
     def __init__(self, app: Holdfast, runner: JobRunner) -> None:
-        super().__init__(app.open_store, lambda: app.settings, app.events, app.spans)
+        super().__init__(app.open_store, lambda: app.settings, app.events, app.spans, app._as_stored)
         self._runner = runner
 
     async def submit(self, job: NewJob) -> Submitted:
@@ -117,7 +117,7 @@ def override_store(
         for view in stores:
             vars(view)["_store"] = None
         settings = app.settings.replace_values(**{"url": own_url, "transport": "none", **changed})
-        submitter = Submitter(app.open_store, lambda: settings, app.events, app.spans)
+        submitter = Submitter(app.open_store, lambda: settings, app.events, app.spans, app._as_stored)
         vars(app).update({"settings": settings, "_store": None, "_submitter": submitter, "under_test": True, **others})
         kept = None
         if temporary is url and temporary is not None and own_url.startswith("postgres") and "now" not in others:

@@ -459,7 +459,7 @@ class WithDeadline(Holdfast):
         self._store = None
         self._making = threading.Lock()
         self._users = 0
-        self._own_submitter = Submitter(self.open_store, lambda: self.settings, app.events, app.spans)
+        self._own_submitter = Submitter(self.open_store, lambda: self.settings, app.events, app.spans, app._as_stored)
         self.external_tx = ExternalTransactions(self.open_store, self._await_or_block)
         app.views.add(self)
 

@@ -65,11 +65,10 @@ class HandlerLimits:
 
     async def pause_scope(self, job: Job, failed: Failed) -> Failed:
         """Pauses the limits that a failed handler asked to pause; returns its outcome, which says so."""
-        if failed.pause is None or not failed.delay:
+        if (scope := failed.pause) is None or not failed.delay:
             return failed
-        scope = failed.pause
         try:
-            buckets = scope_buckets(await self._cache.current_limits(), scope, job.task, job.queue, job.payload)
+            buckets = scope_buckets(await self._cache.current_limits(), scope, job, self._shared.app._as_stored(job))
             if buckets:
                 await self._store.limits.pause_buckets(buckets, failed.delay)
         except HoldfastError as error:

@@ -427,6 +427,7 @@ def test_scope_names_the_buckets_to_pause() -> None:
             limit_of("k", task="send", by="args.to"),
         ]
     )
-    found = {scope: scope_buckets(table, scope, "send", "mail", '{"to":"a"}') for scope in ("key", "queue", "task")}
+    send, other = [Job("", task, queue, "{}", 0, 0, None, 0, 0, 0, 0) for task, queue in (("send", "mail"), ("o", "o"))]
+    found = {scope: scope_buckets(table, scope, send, '{"to":"a"}') for scope in ("key", "queue", "task")}
     assert found == {"key": ["k=a"], "queue": ["q"], "task": ["t"]}
-    assert scope_buckets(table, "key", "other", "other", "{}") == []
+    assert scope_buckets(table, "key", other, "{}") == []

@@ -104,7 +104,7 @@ def test_grouped_submitters_fail_together_if_the_store_is_down(app: Holdfast) ->
         raise Unavailable("the server does not answer")
 
     async def submit_all() -> list[object]:
-        submitter = Submitter(away, lambda: app.settings, app.events)
+        submitter = Submitter(away, lambda: app.settings, app.events, None, app._as_stored)
         jobs = [NewJob(id=new_id(), task="work", payload="{}") for _ in range(20)]
         return await asyncio.gather(*[submitter.submit(job) for job in jobs], return_exceptions=True)
 
@@ -128,7 +128,7 @@ def test_grouped_submitters_do_not_share_individual_errors(app: Holdfast) -> Non
         return await app.open_store()
 
     async def submit_all() -> list[object]:
-        submitter = Submitter(opened, lambda: app.settings, app.events)
+        submitter = Submitter(opened, lambda: app.settings, app.events, None, app._as_stored)
         jobs = [NewJob(id=new_id(), task="work", payload="{}") for _ in range(5)]
         return await asyncio.gather(*[submitter.submit(job) for job in jobs], return_exceptions=True)
 
@@ -171,7 +171,7 @@ def submitted_together(app: Holdfast, store: Counting, jobs: Sequence[NewJob]) -
         return cast("Store", store)
 
     async def submit_all() -> list[object]:
-        submitter = Submitter(opened, lambda: app.settings, app.events)
+        submitter = Submitter(opened, lambda: app.settings, app.events, None, app._as_stored)
         calls = [submitter.submit(job) for job in jobs]
         return list(await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60))
 
@@ -219,7 +219,7 @@ def test_partly_stored_group_answers_each_submitter_for_its_job(app: Holdfast) -
         return cast("Store", Half())
 
     async def submit_all() -> list[object]:
-        submitter = Submitter(opened, lambda: app.settings, app.events)
+        submitter = Submitter(opened, lambda: app.settings, app.events, None, app._as_stored)
         return await asyncio.gather(*[submitter.submit(job) for job in jobs], return_exceptions=True)
 
     jobs = [NewJob(id=new_id(), task=task, payload="{}") for task in ("work", "work", "rest", "work")]
@@ -314,7 +314,7 @@ def test_failed_batch_tells_what_earlier_ones_have_stored(
         return cast("Store", Full())
 
     drafts = [app.draft_job("work", {}, key="k" if number == 2 else None) for number in range(12)]
-    submitter = Submitter(opened, lambda: app.settings, app.events)
+    submitter = Submitter(opened, lambda: app.settings, app.events, None, app._as_stored)
     with pytest.raises(kind) as error:
         asyncio.run(submitter.submit_many(drafts, 5))
     assert [number for number, job_id in enumerate(error.value.stored) if job_id] == [0, 1, 3, 4, *[8 for _ in parts]]

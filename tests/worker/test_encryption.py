@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast import Context, Holdfast, JobState, Retry, Unique
+from holdfast import Context, Holdfast, JobState, QueueFull, Retry, RetryAfter, Unique
 from holdfast.integrations.cryptography import AesGcmCodec, new_key
 from tests.support.store_bytes import read_store
 from tests.worker.support import harness
@@ -81,3 +81,32 @@ async def test_plain_text_is_nowhere_in_the_store(home: str, pad: str) -> None:
     assert WORD.encode() not in found
     for readable in (b"visible", b"invoice-7", b"acme", b"reserve", b"failed once", b"approved", b'"new"'):
         assert readable in found.replace(b'\\"', b'"'), readable
+
+
+async def test_limit_by_an_encrypted_argument_knows_one_value(home: str) -> None:
+    """Null, of all jobs: an operator made it, without the application."""
+    app = Holdfast(home, codec=AesGcmCodec({"new": NEW}))
+
+    @app.task("treat", queue="care", max_attempts=1)
+    async def treat(patient: str) -> None:
+        raise RetryAfter(60, scope="key")
+
+    @app.task("admit", max_attempts=1)
+    async def admit(patient: str) -> None:
+        await app.enqueue_many([treat.new_job(patient) for _ in range(4)])
+
+    async with Holdfast(home) as operator:
+        await operator.limits.add("quota", queue="care", by="args.patient", depth=3)
+    async with harness(app) as harnessed:
+        first = await treat.enqueue(WORD)
+        for number in range(2):
+            await treat.enqueue(f"{WORD} {number}")
+        with pytest.raises(QueueFull, match="limit quota is full for null: 3 of 3 jobs wait"):
+            await treat.enqueue("another")
+        refused = await admit.enqueue(WORD)
+        await harnessed.start()
+        await harnessed.advance(5)
+        assert "QueueFull: limit quota is full for null" in str((await refused.job()).error)
+        assert str((await first.job()).error).endswith("paused: quota=null")
+        await harnessed.advance(300)
+    assert WORD.encode() not in read_store(home)

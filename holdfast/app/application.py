@@ -176,7 +176,7 @@ class Holdfast(JobEditing, OverviewMethods, TaggedJobMethods, WorkflowMethods, W
         wrapped = with_transport(store, config, lease=settings.lease, in_flight=self._in_flight, emit=self.events.emit)
         return time_calls(wrapped, self.events)
 
-    def _as_stored(self, job: Job | NewJob) -> str:
+    def _as_stored(self, job: NewJob) -> str:
         """Returns the payload of a job as the store has it, and as limits read it there: with a codec, encrypted."""
         text, codec = job.payload, self.codec
         return text if codec is None else TextCipher(codec, self.readable).encrypt_payload(job.id, job.task, text)

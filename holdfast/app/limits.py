@@ -23,7 +23,6 @@ from holdfast.core.limit_options import (
     parse_values,
 )
 from holdfast.core.limits import MAX_LIMITS, BucketUse, Limit, LimitChange, LimitTable, name_bucket, parse_value
-from holdfast.core.models import Job
 from holdfast.core.portal import requires_loop
 from holdfast.core.schedule import Schedule
 from holdfast.core.validation import check_name, check_options, check_span
@@ -310,9 +309,8 @@ def merge_limits(declared: Mapping[str, Limit], settings: Settings) -> dict[str,
     return {**settings.limits, **declared}
 
 
-def scope_buckets(table: LimitTable, scope: str, job: Job, payload: str) -> list[str]:
-    """The buckets of a job that belong to a scope: "key", "queue" or "task"."""
-    partition, _ = table.find_partition(job.task, job.queue, payload)
+def scope_buckets(table: LimitTable, scope: str, partition: str | None) -> list[str]:
+    """The buckets of a partition that belong to a scope: "key", "queue" or "task"."""
     buckets = [] if partition is None else table.buckets_with_limits(partition)
     if scope == "key":
         return [bucket for bucket, limit in buckets if limit.by is not None]

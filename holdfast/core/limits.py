@@ -250,7 +250,7 @@ class LimitTable:
             yield f"queue {job.queue}", self.depths[job.queue]
         limits = [*self._queues.get(job.queue, ()), *self._tasks.get(job.task, ())]
         counted = [(limit, limit.values.depth) for limit in limits if limit.is_counted]
-        arguments = json.loads(as_stored(job)) if counted else None
+        arguments = json.loads(as_stored(job)) if any(limit.by for limit, _ in counted) else None
         yield from ((_bucket_of(limit, arguments), depth) for limit, depth in counted if depth is not None)
 
     def use_by_jobs(self, jobs: Iterable[Job]) -> dict[str, int]:

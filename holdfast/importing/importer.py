@@ -169,7 +169,9 @@ class Importer:
                 if isinstance(found, LeftJob):
                     raise Unmovable(found.reason)
                 new = self._draft(found)
-                depths = {} if is_aside else dict(self._limits.find_depths(new, self._app._as_stored))
+                depths = (
+                    dict(self._limits.find_depths(new, self._app._as_stored)) if self._full and not is_aside else {}
+                )
                 if full := self._full.keys() & depths:
                     raise Unmovable(f"another was refused: {self._full[min(full)]}")
                 jobs.append((found, new))

@@ -68,7 +68,8 @@ class HandlerLimits:
         if (scope := failed.pause) is None or not failed.delay:
             return failed
         try:
-            buckets = scope_buckets(await self._cache.current_limits(), scope, job, self._shared.app._as_stored(job))
+            (row,) = await self._store.query.summaries([job.id])  # a claim does not tell the partition
+            buckets = scope_buckets(await self._cache.current_limits(), scope, row.partition if row else None)
             if buckets:
                 await self._store.limits.pause_buckets(buckets, failed.delay)
         except HoldfastError as error:

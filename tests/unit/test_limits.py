@@ -427,7 +427,7 @@ def test_scope_names_the_buckets_to_pause() -> None:
             limit_of("k", task="send", by="args.to"),
         ]
     )
-    send, other = [Job("", task, queue, "{}", 0, 0, None, 0, 0, 0, 0) for task, queue in (("send", "mail"), ("o", "o"))]
-    found = {scope: scope_buckets(table, scope, send, '{"to":"a"}') for scope in ("key", "queue", "task")}
+    partition, _ = table.find_partition("send", "mail", '{"to":"a"}')
+    found = {scope: scope_buckets(table, scope, partition) for scope in ("key", "queue", "task")}
     assert found == {"key": ["k=a"], "queue": ["q"], "task": ["t"]}
-    assert scope_buckets(table, "key", other, "{}") == []
+    assert scope_buckets(table, "key", None) == []

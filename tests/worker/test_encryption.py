@@ -110,3 +110,24 @@ async def test_limit_by_an_encrypted_argument_knows_one_value(home: str) -> None
         assert str((await first.job()).error).endswith("paused: quota=null")
         await harnessed.advance(300)
     assert WORD.encode() not in read_store(home)
+
+
+async def test_pause_by_key_is_of_the_bucket_that_the_job_is_in(home: str) -> None:
+    """A job in the clear has one of its own, beside that of all encrypted jobs; and no pause needs the codec."""
+    app = Holdfast(home, codec=AesGcmCodec({"new": NEW}))
+
+    @app.task("treat", queue="care")
+    async def treat(patient: str) -> str:
+        if patient == "acme":
+            raise RetryAfter(600, scope="key")
+        return patient
+
+    async with Holdfast(home) as operator:
+        await operator.limits.add("quota", queue="care", by="args.patient", concurrency=1)
+        in_clear = await operator.enqueue("treat", {"patient": "acme"}, queue="care")
+        async with harness(app) as harnessed:
+            encrypted = await treat.enqueue("bob")
+            await harnessed.start()
+            await harnessed.advance(5)
+            assert str((await app.get(in_clear.id)).error).endswith("paused: quota=acme")
+            assert (await encrypted.job()).state is JobState.SUCCEEDED

@@ -38,11 +38,13 @@ class NamespacePool(redis.RedisPool):
         """``lost``: script that detects lost writes. ``call_deadline``: maximum seconds of a call."""
         super().__init__(address.server, address.prefix, deadline=call_deadline)
         self.address = address
+        self.is_confirmed = (
+            address.durability == "waitaof" or address.replicas > 0
+        )  # writes, before they are acknowledged
         self.search_for = None if call_deadline is None else _SEARCH * call_deadline
         """Seconds a filter may look for jobs; None: as long as it takes."""
         self._confirmed = _CONFIRMED if call_deadline is None else _SEARCH * call_deadline
-        self.name = uuid4().hex[:12]
-        """Sender of notifications: the pool ignores its own."""
+        self.name = uuid4().hex[:12]  # sender of notifications: the pool ignores its own
         self._now = now
         self._lost = lost
         self._latest: tuple[int, str] | None = None  # number of submission and id of the last job stored for us
@@ -88,10 +90,9 @@ class NamespacePool(redis.RedisPool):
         extra_time: float = 0.0,
         must_confirm: bool = False,
     ) -> Any:
-        """Returns the answer of the script.
+        """Returns the answer of the script; with ``must_confirm`` once disk and replicas have the write, as declared.
 
-        ``on_uncertain``, ``extra_time``: see ``call``. ``must_confirm``: answers when disk and replicas have confirmed
-        the write, as was declared.
+        ``on_uncertain``, ``extra_time``: see ``call``.
         """
         (reply,) = await self.run_each(
             script, [arguments], on_uncertain=on_uncertain, extra_time=extra_time, must_confirm=must_confirm
@@ -124,7 +125,6 @@ class NamespacePool(redis.RedisPool):
     ) -> list[Any]:
         """Returns the answer of the script to each of these arguments; see ``evaluate_each``."""
         given: tuple[Argument, ...] = (self._instant, self.name)
-        confirmed = must_confirm and (self.address.durability == "waitaof" or self.address.replicas)
         return await self.evaluate_each(
             script,
             self.address.keys,
@@ -132,7 +132,7 @@ class NamespacePool(redis.RedisPool):
             on_uncertain=on_uncertain,
             retry_for=retry_for,
             extra_time=extra_time,
-            after=self._confirm if confirmed else None,
+            after=self._confirm if must_confirm and self.is_confirmed else None,
             on_refused=on_refused,
         )
 
@@ -144,14 +144,13 @@ class NamespacePool(redis.RedisPool):
         marked, answer = await connection.ask_each([("EVAL", _MARK, 1, self.address.prefix + "nothing"), wait])
         for error in (answer, marked):
             if redis.is_not_serving(error):  # what was done here may be lost, or there
-                raise driver.ConnectionError("it has become a replica, or its slot has moved")
+                raise driver.ConnectionError(str(error))
             if isinstance(error, driver.ResponseError):
                 raise WriteNotConfirmed(str(error))
         local, others = answer if synced else (1, answer)
-        if not local:
-            raise WriteNotConfirmed(f"its disk did not have it within {self._confirmed:g} s")
-        if others < wanted:
-            raise WriteNotConfirmed(f"{others} of {wanted} replicas had it within {self._confirmed:g} s")
+        if not local or others < wanted:
+            late = f"{others} of {wanted} replicas had it" if local else "its disk did not have it"
+            raise WriteNotConfirmed(f"{late} within {self._confirmed:g} s")
 
 
 LEVELS = ("none", "everysec", "waitaof", "always")

@@ -101,7 +101,7 @@ class RedisQueueing:
         await self._eviction.refuse_evicting(self._pool)
         jobs = await self._limits.bind(jobs)
         parts = list(split_parts(jobs, MAX_PER_SCRIPT))
-        script = choose_script(jobs)
+        script = choose_script(jobs, confirmed=self._pool.is_confirmed)
         if len(parts) > 1 and script == "submit":  # each is refused by itself
             await self._check_related(jobs)
         sent = _Sent()

@@ -21,11 +21,11 @@ _encode = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
 
 
-def choose_script(jobs: Sequence[NewJob]) -> str:
-    """Returns the fastest script that can store these jobs: ``submit_one``, ``submit_fast`` or ``submit``."""
+def choose_script(jobs: Sequence[NewJob], *, confirmed: bool) -> str:
+    """Returns the fastest script for these jobs. ``confirmed``: not ``submit_one``, which may answer "nothing yet"."""
     if any(job.has_extras or job.partition is not None or job.has_client_id for job in jobs):
         return "submit"
-    is_one = len(jobs) == 1 and jobs[0].delay is None and jobs[0].run_at_us is None
+    is_one = not confirmed and len(jobs) == 1 and jobs[0].delay is None and jobs[0].run_at_us is None
     return "submit_one" if is_one else "submit_fast"
 
 

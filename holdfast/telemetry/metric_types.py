@@ -154,11 +154,11 @@ OPEN = "application/openmetrics-text"
 
 
 def wants_json(accept: str) -> bool:
-    """Returns True if an Accept header prefers JSON to the formats of Prometheus: by weight, then by order."""
-    ranges = [each.partition(";") for each in accept.lower().replace(" ", "").split(",")]
-    ranges.sort(key=lambda each: min(each[2].rpartition("q=")[2] or "1", "1"), reverse=True)  # stable; "1" without "q="
+    """Returns True if an Accept header prefers JSON to the formats of Prometheus: by weight (0: never), then order."""
+    ranges = [each.partition(";q=") for each in "".join(accept.lower().split()).split(",")]
+    weighed = [(min((q.split(";")[0] or "1").rstrip("0."), "1"), text.split(";")[0]) for text, _, q in ranges]
     read = {JSON, TEXT, OPEN, "application/vnd.google.protobuf"}
-    return next((each == JSON for each, *_ in ranges if each in read), False)
+    return max([("0", ""), *(each for each in weighed if each[1] in read)], key=lambda each: each[0])[1] == JSON
 
 
 def expose_metrics(readings: Iterable[Reading], *, prefix: str, accept: str) -> tuple[bytes, str]:

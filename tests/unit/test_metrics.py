@@ -194,6 +194,17 @@ def test_closed_it_counts_no_more() -> None:
         ("application/json;q=0.4, text/plain;version=0.0.4;q=0.5", False),
         ("text/plain;version=0.0.4;q=0.4, application/json;q=0.4", False),
         ("application/json;q=x, text/plain;q=1.0", True),
+        ("text/plain;q=1.0, application/json;q=nan", False),
+        ("application/json;q=-1, text/plain;q=0.1", False),
+        ("application/json;q=, text/plain", True),
+        ("application/json;q=0", False),
+        ("application/json;q=0.000, text/html", False),
+        ("text/plain;q=0, application/json;q=0.1", True),
+        ("application/json;q=0.5, text/plain;q=0.50", True),
+        ("text/plain;q=0.5, application/json;q=0.500", False),
+        ("text/plain;q=0.45, application/json;q=0.5", True),
+        ("application/json;seq=0;q=0.5;level=1, text/plain;q=0.5", True),
+        ("text/plain;\tq=0.5,\tapplication/json ;\tq=0.6", True),
     ],
 )
 def test_json_is_served_only_if_preferred(accept: str, json: bool) -> None:

@@ -120,6 +120,8 @@ ERRORS = {
     "ValueError": "ValueError",
     "timeout: still running after 5 s": "timeout: still running after 5 s",
     "timeout: timed out": "timed out",
+    "expired: no worker began it in time": "expired: no worker began it in time",
+    "expired: the card": "the card",
     "lease expired: worker w died": "lease expired: worker w died",
     "no task 'x' is registered": "no task 'x' is registered",
 }
@@ -146,6 +148,24 @@ def test_job_that_waits_for_another_has_no_time(atlas: Atlas, api: Instance) -> 
     atlas.sql("set timezone to 'Asia/Tokyo'")
     for statement in ("select * from holdfast.jobs", "select * from jobs"):
         assert len(atlas.sql(statement)) == 2, "no time is beyond the year 9999"
+    atlas.sql("update holdfast.job set run_at = created_at + 3600000000 where id = %s", waiting)  # a wait with an end
+    job = api.job(waiting)
+    assert (job["next_run_at"], atlas.row(waiting)) == (None, job)
+    assert api.get("/metrics").document["scheduledForRetry"] == atlas.value(later) == 0
+
+
+@pytest.mark.rows("J49", "J74")
+def test_job_that_was_cancelled_while_it_waited_has_no_time(atlas: Atlas, api: Instance) -> None:
+    app = atlas.application()
+    before = api.submit()
+    by_hand = app.sync.enqueue("demo.sleep", {"payload": "{}"}, after=api.submit())
+    by_dependency = app.sync.enqueue("demo.sleep", {"payload": "{}"}, after=before)
+    app.sync.cancel([by_hand.id, before])
+    app.sync.close()
+    for handle in (by_hand, by_dependency):
+        job = api.when(handle.id, "CANCELLED")
+        assert (job["next_run_at"], atlas.row(handle.id)) == (None, job)
+    assert api.job(before)["next_run_at"] is not None
 
 
 @pytest.mark.rows("J36", "J43", "J46", "J66")
@@ -302,8 +322,17 @@ PROMETHEUS = (
     "text/plain",
     "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.4,*/*;q=0.1",
     "application/json;q=0.4, text/plain",
+    "text/html, application/json;q=0",
+    "Application/JSON ; q=0.000",
 )
-JSON = ("", "*/*", "application/json, text/plain, */*", "text/plain;q=0.5, application/json", "text/html, */*")
+JSON = (
+    "",
+    "*/*",
+    "application/json, text/plain, */*",
+    "text/plain;q=0.5, application/json",
+    "text/html, */*",
+    "application/json-seq;q=0",
+)
 
 
 def _text(api: Instance, path: str, **headers: str) -> bytes:

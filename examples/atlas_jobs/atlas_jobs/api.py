@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from atlas_jobs import counts
 from atlas_jobs.words import status
 from holdfast import Holdfast, HoldfastError, Invalid, Job, JobState
+from holdfast.core.dependencies import NEVER_US
 from holdfast.core.models import Attempt, to_datetime
 from holdfast.tasks.codec import RawText
 from holdfast.telemetry.metric_types import wants_json
@@ -29,8 +30,9 @@ RECENT_MINUTES = 5
 _MAX_MINUTES = 1440  # a day
 _LARGEST = 1 << 20  # bytes of a body
 _PATIENCE = 30.0  # seconds a body may take to arrive
-_KIND_OF_ERROR = re.compile(r"^(?!timeout: still running after )[^\W\d]\w*: ")
-"""The type of the exception, with which Holdfast begins an error; a job's time-out has none."""
+_KIND_OF_ERROR = re.compile(r"^(?!timeout: still running after |expired: no worker began it in time)[^\W\d]\w*: ")
+"""The type of the exception, with which Holdfast begins an error; its own texts have none."""
+_NAMES_JSON = re.compile(r"(^|,)\s*application/json\s*(;|,|$)", re.IGNORECASE)
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -105,7 +107,8 @@ class _Routes:
 
     async def metrics(self, request: Request) -> ASGIApp:
         """JSON; to a Prometheus, which prefers its own formats, what Holdfast has for it."""
-        if not wants_json(f"{request.headers.get('accept', '')}, application/json;q=0.001"):
+        accept = ", ".join(request.headers.getlist("accept"))
+        if not wants_json(accept if _NAMES_JSON.search(accept) else f"{accept}, application/json;q=0.001"):
             return self.holdfast
         minutes = _minutes(request.query_params)
         figures = await self._app.stats(minutes=minutes, most=counts.MAX_COUNTED)
@@ -124,7 +127,7 @@ def shown(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "max_attempts": job.max_attempts,
         "idempotency_key": job.key,
         "last_error": None if job.error is None else _KIND_OF_ERROR.sub("", job.error),
-        "next_run_at": None if job.state is JobState.WAITING else job.run_at,
+        "next_run_at": None if job.state is JobState.WAITING or job.run_at_us >= NEVER_US else job.run_at,
         "worker_id": job.worker,
         "created_at": job.created_at,
         "updated_at": to_datetime(max(each for each in changed if each is not None)),

@@ -14,8 +14,10 @@ select
     greatest(0, j.attempts - case when j.state in ('running', 'succeeded') then 1 else 0 end) as attempt_count,
     j.max_attempts,
     (select k.key from holdfast.key k where k.job_id = j.id limit 1) as idempotency_key,
-    -- Holdfast says the type of the exception first; a job's time-out has none.
-    regexp_replace(j.error, '^(?!timeout: still running after )[[:alpha:]_]\w*: ', '') as last_error,
+    -- Holdfast says the type of the exception first; its own texts have none.
+    regexp_replace(
+        j.error, '^(?!timeout: still running after |expired: no worker began it in time)[[:alpha:]_]\w*: ', ''
+    ) as last_error,
     case when j.state <> 'waiting' then j.run_at end as next_run_at, -- what waits for others has no time
     j.worker as worker_id,
     j.created_at,

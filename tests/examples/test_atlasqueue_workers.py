@@ -351,13 +351,21 @@ def test_delays_are_taken_exactly(seconds: str) -> None:
         ("JOB_QUEUE_KEY", "atlasqueue:dlq", "DLQ_KEY: it is JOB_QUEUE_KEY too"),
         ("WORKER_LEASE_SECONDS", "0", "WORKER_LEASE_SECONDS: '0' is not valid"),
         ("RETRY_BASE_DELAY_SECONDS", "-1", "RETRY_BASE_DELAY_SECONDS: '-1' is not valid"),
+        (
+            "RETRY_BASE_DELAY_SECONDS",
+            "1209600000",
+            "RETRY_BASE_DELAY_SECONDS: 1209600000.0 is not valid; give a number",
+        ),
+        ("RETRY_JITTER_MAX_SECONDS", "31536001", "RETRY_JITTER_MAX_SECONDS: 31536001.0 is not valid; give a number"),
+        ("HOLDFAST_METRICS_PORT", "99999", "HOLDFAST_METRICS_PORT: metrics_port: '99999' is not valid"),
+        ("HOLDFAST_RETRY", "exponential:base=-1", "HOLDFAST_RETRY: retry.base: -1.0 is not valid"),
         ("LOG_LEVEL", "LOUD", "LOG_LEVEL: 'LOUD' is not valid; write one of DEBUG, INFO"),
     ],
 )
 def test_invalid_variable_is_named(variable: str, text: str, message: str) -> None:
     from atlasqueue.config import settings
 
-    with pytest.raises(HoldfastError, match=re.escape(message)):
+    with pytest.raises(HoldfastError, match=rf"^(.*holdfast\.toml.*: )?{re.escape(message)}"):
         settings({variable: text})
 
 

@@ -29,6 +29,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 DELAYS: Mapping[str, str] = MappingProxyType({"RETRY_BASE_DELAY_SECONDS": "5", "RETRY_JITTER_MAX_SECONDS": "2"})
 """Variables of the retry policy, which is one setting, with their defaults."""
+_OF_RETRY = dict(zip(DELAYS, ("base", "jitter"), strict=True))
 
 HANDLER_MODULES = "HANDLER_MODULES"
 """Names modules with handlers, commas between; a worker imports them when it starts."""
@@ -56,7 +57,7 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
     try:
         return Settings.load(path=FILE, environ=environ, **given)
     except ConfigError as error:
-        raise ConfigError(name_variables(str(error))) from None
+        raise ConfigError(name_variables(str(error), environ)) from None
 
 
 def handler_modules(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -64,13 +65,20 @@ def handler_modules(environ: Mapping[str, str] = os.environ) -> list[str]:
     return [name.strip() for name in environ.get(HANDLER_MODULES, "").split(",") if name.strip()]
 
 
-def name_variables(problem: str) -> str:
-    """Returns the text of an error of Holdfast with AtlasQueue's variables in place of the settings' names."""
+def name_variables(problem: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the text of an error of Holdfast with AtlasQueue's variables in place of the settings' names.
+
+    A setting that only a variable of Holdfast gives keeps its name.
+    """
     for variable, names in VARIABLES.items():
         for name in names:
+            if f"HOLDFAST_{name.upper()}" in environ and not environ.get(variable, "").strip():
+                continue
             problem = re.sub(rf"^(?:argument: )?{name}:", f"{variable}:", problem, flags=re.MULTILINE)
             if "_" in name:  # no word of a sentence: an error of one may name another, too
                 problem = re.sub(rf"\b{name}\b", variable, problem)
+    for variable, name in _OF_RETRY.items():
+        problem = re.sub(rf"^argument: retry\.{name}:", f"{variable}:", problem, flags=re.MULTILINE)
     return problem
 
 

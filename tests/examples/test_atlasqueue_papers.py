@@ -289,8 +289,15 @@ def test_start_and_wipe_commands_replace_docker(atlasqueue: Atlasqueue) -> None:
 
 @pytest.mark.rows("A105")
 def test_wipe_empties_the_lists_and_nothing_else(atlasqueue: Atlasqueue) -> None:
-    """Of each queue. Keys of other programs stay, however alike their names are."""
-    foreign = {f"{QUEUE}2", f"{QUEUE}:nobodys", "atlasqueue", f"{DEAD}:nobodys"}
+    """Of each queue, also of one that only Redis knows. Keys of other programs stay, however alike their names are."""
+    foreign = {
+        f"{QUEUE}2",
+        f"{QUEUE}:nobodys",
+        "atlasqueue",
+        f"{DEAD}:nobodys",
+        f"{QUEUE}2:rate:a",
+        f"my{QUEUE}:turn:a",
+    }
     for name in foreign:
         atlasqueue.command("SET", name, "theirs")
     for queue, suffix in (("default", ""), ("mail", ":mail")):
@@ -302,10 +309,25 @@ def test_wipe_empties_the_lists_and_nothing_else(atlasqueue: Atlasqueue) -> None
     (pushed,) = atlasqueue.unheard()
     atlasqueue.sql("update holdfast.job set queue = 'by-hand' where id = %s", pushed)
     atlasqueue.command("LPUSH", f"{QUEUE}:by-hand", pushed)
+    atlasqueue.command("SADD", f"{DEAD}@queues", "forgotten")
+    atlasqueue.command("LPUSH", f"{DEAD}:forgotten", pushed)
+    for name in (f"{QUEUE}@republished", f"{QUEUE}@republished:mail", f"{QUEUE}@republished:by-hand"):
+        atlasqueue.command("ZADD", name, 1, pushed)
+    for name in ("rate:test.paced", f"turn:{pushed}"):
+        atlasqueue.command("SET", f"{QUEUE}:{name}", 1)
     assert foreign < set(atlasqueue.command("KEYS", "*"))
     atlasqueue.run("wipe", "--yes")
     assert set(atlasqueue.command("KEYS", "*")) == foreign
     atlasqueue.run("wipe", "--yes")
+
+
+@pytest.mark.rows("A105")
+def test_wipe_without_a_transport_needs_no_redis(atlasqueue: Atlasqueue) -> None:
+    with free_ports(1) as (closed,):
+        unreachable = {"REDIS_URL": f"redis://127.0.0.1:{closed}/0", "HOLDFAST_TRANSPORT": "none"}
+        wiping = atlasqueue.program("atlasqueue", "wipe", "--yes", **unreachable)
+        assert wiping.process.wait(60) == 0, wiping.log()
+    assert atlasqueue.value("select to_regclass('jobs')") is None
 
 
 @pytest.mark.rows("A105")

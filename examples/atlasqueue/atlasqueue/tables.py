@@ -40,13 +40,14 @@ async def migrate(app: Holdfast) -> list[str]:
 
 
 async def wipe(app: Holdfast) -> None:
-    """Delete all jobs and keys, the lists of their ids in Redis, and then the tables: where Redis is away, nothing."""
+    """Delete all jobs and keys, what Redis has of them, and then the tables: where Redis is away, nothing."""
     link = await asyncpg.connect(app.settings.url)
     try:
         are_there = await link.fetchval("select to_regclass('holdfast.job') is not null")
         queues = await link.fetch("select distinct queue from holdfast.job") if are_there else []
-        async with opened_lists(app.settings) as lists:
-            await delete_lists(lists, [row["queue"] for row in queues])
+        if app.settings.transport != "none":
+            async with opened_lists(app.settings) as lists:
+                await delete_lists(lists, [row["queue"] for row in queues])
         await link.execute("""drop view if exists jobs, idempotency_keys; drop function if exists refuse_change;
             drop schema if exists holdfast cascade""")
     finally:

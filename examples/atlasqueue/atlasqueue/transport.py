@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -24,7 +25,8 @@ async def opened_lists(settings: Settings) -> AsyncIterator[RedisList]:
 async def delete_lists(lists: RedisList, queues: Iterable[str]) -> None:
     """Deletes the lists of these queues, and of those that Redis knows, with what else the transport keeps there.
 
-    No other key is touched: they are named one by one, after docs/transports.md.
+    No other key is touched: they are named one by one, after docs/transports.md, or found by the names that
+    ``worker/limiter.py`` gives.
     """
     (key, dead_key), ask = lists.names, lists.pool.run_command
     used = [*await ask("ZRANGE", f"{key}@queues", 0, -1), *await ask("SMEMBERS", f"{key}@active")]
@@ -32,4 +34,12 @@ async def delete_lists(lists: RedisList, queues: Iterable[str]) -> None:
     per_queue = (TransportKeys(key, dead_key), TransportKeys(f"{key}@republished", dead_key))
     found = {name for keys in per_queue for queue in names for name in (keys.ready(queue), keys.dead_letter_key(queue))}
     kept = {f"{key}@{name}" for name in ("queues", "active", "new_queues", "sweep", "probe")}
+    for name in ("rate", "turn"):
+        pattern = re.sub(r"([][*?\\^-])", r"\\\1", key) + f":{name}:*"
+        cursor = b"0"
+        while True:
+            cursor, part = await ask("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            found |= set(map(text_of, part))
+            if int(cursor) == 0:
+                break
     await ask("UNLINK", *found, *kept, f"{dead_key}@queues")

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import asyncpg
 from atlasqueue.app import app
 from atlasqueue.worker.handlers import register
 
@@ -56,6 +57,15 @@ RESULTS: Mapping[str, Any] = MappingProxyType(
 async def result(payload: dict[str, Any]) -> Any:
     """One of ``RESULTS``: most are no JSON, or too long."""
     return RESULTS[payload["name"]]
+
+
+@register("test.complete")
+async def complete(payload: dict[str, Any], job: Context) -> None:
+    """End the job in a transaction of its own."""
+    connection = await asyncpg.connect(app.settings.url)
+    async with connection.transaction():
+        await job.complete(connection)
+    await connection.close()
 
 
 @register("test.wait")

@@ -231,3 +231,14 @@ def test_chain_goes_on_without_waiting_for_a_sweep(atlasqueue: Atlasqueue) -> No
     with atlasqueue.worker(WORKER_POLL_TIMEOUT="600"):
         atlasqueue.app.run_blocking(chain(atlasqueue.app, *[("noop", {})] * 5, key="quick"))
         atlasqueue.when_succeeded(5)
+
+
+@pytest.mark.rows("A51")
+def test_handler_that_completes_its_job_is_told_that_the_next_is_lost(atlasqueue: Atlasqueue) -> None:
+    from atlasqueue.canvas import chain
+
+    with atlasqueue.worker() as worker:
+        first = atlasqueue.app.run_blocking(chain(atlasqueue.app, ("test.complete", {}), ("noop", {}), key="own"))
+        (lost,) = worker.wait_for_events("next_job_lost")
+    assert (lost["level"], lost["job_id"], lost["next"]) == ("error", first.id, "noop")
+    assert atlasqueue.sql("select status from jobs") == [("succeeded",)]

@@ -21,6 +21,7 @@ limiter = Limiter(app.settings.transport_url, app.settings.transport_key)
 completion = ChainCompletion(app)
 _log = logging.getLogger(__name__)
 _REMEDY = "the job has succeeded with the result null; return a value that JSON can hold, or none"
+_RETURN = "the handler called job.complete, so the next job was not submitted; let it return its result instead"
 
 
 def register(job_type: str, *, per_second: float | None = None) -> Callable[[Handler], Handler]:
@@ -46,6 +47,9 @@ def register(job_type: str, *, per_second: float | None = None) -> Callable[[Han
             if per_second is not None:
                 await limiter.turn(job_type, per_second, job.id)
             result = _storable(await (handler(payload) if count == 1 else handler(payload, job)))
+            if follower is not None and job.has_called_complete:
+                _log.error("next_job_lost", extra={"job_id": job.id, "next": follower.task, "remedy": _RETURN})
+                return result
             return result if follower is None else await completion.complete(job, follower, result)
 
         app.task(job_type)(run)

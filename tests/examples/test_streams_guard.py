@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 
-from holdfast import Holdfast, Settings
+from holdfast import Holdfast, Settings, Unavailable
 from tests.examples.common import PATIENCE, until
 from tests.examples.programs import Program
 from tests.examples.readme import free_ports
@@ -23,8 +23,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 def submit(service: Service, key: str, queue: str = "default", **payload: Any) -> str:
     """Submits a job under this key; returns its id. The job must be new."""
-    metadata = {"idempotency_key": key}
-    handle = service.app.sync.enqueue("test.job", payload, key=key, queue=queue, metadata=metadata)
+    handle = service.app.sync.enqueue("test.job", payload, key=key, queue=queue)
     assert handle.created
     return str(handle.id)
 
@@ -76,7 +75,9 @@ def test_another_job_with_the_same_key_is_skipped(streams: Streams) -> None:
 @pytest.mark.rows("S15", "S29")
 def test_key_of_a_job_from_the_api_of_holdfast_is_guarded(streams: Streams) -> None:
     service, key = streams.notifications, str(uuid4())
-    url, body = f"{streams.urls['notifications']}/holdfast/v1/jobs", {"task": "test.job", "payload": {}}
+    """Whatever its metadata say."""
+    url = f"{streams.urls['notifications']}/holdfast/v1/jobs"
+    body = {"task": "test.job", "payload": {}, "metadata": {"idempotency_key": str(uuid4())}}
     answer = httpx.post(url, json=body, headers={"Idempotency-Key": key}, timeout=PATIENCE, verify=PLAIN)
     assert answer.status_code == 201, answer.text
     job_id = answer.json()["id"]
@@ -157,15 +158,20 @@ def closed_port() -> Iterator[str]:
         yield port
 
 
-def test_jobs_run_while_redis_is_away(closed_port: str) -> None:
+def test_jobs_run_while_redis_is_away(
+    closed_port: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And while PostgreSQL is, until they are to be completed there. The log tells of both."""
     from streams.guard import ExecutionGuard
 
     url = f"redis://127.0.0.1:{closed_port}/0"
     app = Holdfast(settings=Settings.load(path=settings_file("users"), environ={}, transport_url=url))
 
+    async def fail(_: str) -> None:
+        raise Unavailable("PostgreSQL is away")
+
     class RunningJob:
         id = "0193e4a0-1c2f-7a35-9d3b-5f0a4c1e2b77"
-        metadata: ClassVar = {"idempotency_key": "order-7"}
 
     async def run() -> Any:
         return await ExecutionGuard(app, ttl=60).run(RunningJob(), handler)  # type: ignore[arg-type]
@@ -173,4 +179,9 @@ def test_jobs_run_while_redis_is_away(closed_port: str) -> None:
     async def handler(_: object) -> str:
         return "ran"
 
+    monkeypatch.setattr(app, "get", fail)
     assert asyncio.run(run()) == "ran"
+    unread, off, unmarked = (record.getMessage() for record in caplog.records if record.name == "streams.guard")
+    assert unread.startswith(f"the execution guard cannot read the key of {RunningJob.id}, so its id stands for it: ")
+    assert off.startswith("the execution guard is off, Redis is away: ")
+    assert unmarked.startswith(f"the execution guard cannot mark {RunningJob.id} as done: ")

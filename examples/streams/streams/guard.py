@@ -1,7 +1,6 @@
 """The execution guard: before a job runs, its idempotency key is set in Redis if it is absent (SET NX).
 
-The key comes from the job's metadata, where the service puts it: a claimed job does not carry its key itself. That of
-a job without it, as Holdfast's API and SQL submit them, is read from PostgreSQL.
+The key is read from PostgreSQL, once for each run: a claimed job does not carry it, and metadata are the client's.
 
 The value names the owner and its phase: ``<job id> running`` or ``<job id> done``. A job is skipped if the key belongs
 to another job, or to the same job in phase ``done``. Its own retries, redeliveries and replays run.
@@ -25,8 +24,6 @@ from redis.exceptions import RedisError
 from holdfast import CallNext, ConfigError, Context, Holdfast, HoldfastError, NotFound
 from streams.resources import open_client
 
-IDEMPOTENCY_KEY = "idempotency_key"
-"""Name of the key in a job's metadata."""
 GUARD_TTL = "GUARD_TTL_SECONDS"
 DEFAULT_TTL = 86_400  # 24 hours
 MAX_TTL = 31_536_000  # a year
@@ -63,7 +60,7 @@ class ExecutionGuard:
 
     async def run(self, job: Context, call_next: CallNext) -> Any:
         """Runs the job unless its key belongs to another job or to a finished run of this one."""
-        key = job.metadata.get(IDEMPOTENCY_KEY) or await self._read_key(job.id)
+        key = await self._read_key(job.id)
         guard_key = f"{self._service}:guard_job:{job.id}" if key is None else f"{self._service}:guard:{key}"
         try:
             owner = await self._find_other_owner(guard_key, job.id)
@@ -82,7 +79,8 @@ class ExecutionGuard:
     async def _read_key(self, job_id: str) -> str | None:
         try:
             return (await self._app.get(job_id)).key
-        except HoldfastError:  # without its key the job is guarded by its id
+        except HoldfastError as error:
+            log.warning("the execution guard cannot read the key of %s, so its id stands for it: %s", job_id, error)
             return None
 
     async def _find_other_owner(self, key: str, job_id: str) -> str | None:

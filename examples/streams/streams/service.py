@@ -18,7 +18,6 @@ from holdfast.core.validation import is_too_deep
 from holdfast.integrations.fastapi import HoldfastDep, StrictRoute, holdfast_lifespan
 from holdfast.web import create_app
 from holdfast.web.fields import TASK_PATTERN
-from streams.guard import IDEMPOTENCY_KEY
 from streams.sites import StrictBody, create_site
 
 Status = Literal["pending", "processing", "completed", "failed"]
@@ -108,7 +107,7 @@ async def submit_job(wanted: Submission, app: HoldfastDep) -> Accepted:
         if app.settings.key_required:
             raise Invalid("idempotency_key", None, "give each job a key of its own", "is missing")
         key = str(uuid4())
-    handle = await app.enqueue(wanted.type, wanted.payload, key=key, metadata={IDEMPOTENCY_KEY: key})
+    handle = await app.enqueue(wanted.type, wanted.payload, key=key)
     return Accepted(job_id=UUID(handle.id), created=handle.created)
 
 

@@ -39,6 +39,18 @@ def test_gateway_and_services_answer_health(streams: Streams) -> None:
         assert httpx.get(f"{streams.urls[name]}/docs", timeout=PATIENCE, verify=PLAIN).is_success
 
 
+@pytest.mark.rows("S36")
+def test_job_that_waits_for_another_has_no_next_run(streams: Streams) -> None:
+    service = streams.notifications
+    with paused(service):
+        first = service.app.sync.enqueue("test.job", {}, key=str(uuid4()))
+        second = service.app.sync.enqueue("test.job", {}, key=str(uuid4()), after=first.id)
+        before, waiting = (streams.call("notifications", "GET", f"/jobs/{each.id}") for each in (first, second))
+    assert (before["status"], before["next_run_at"] is None) == ("pending", False)
+    assert (waiting["status"], waiting["next_run_at"]) == ("pending", None)
+    assert streams.wait_for_status(second.id, "completed")["next_run_at"] is None
+
+
 @pytest.mark.rows("S1", "S3", "S4", "S18", "S64")
 def test_user_is_created_asynchronously_through_the_gateway(streams: Streams) -> None:
     """Two services with a stream and a database of their own take part; the client talks to the gateway alone."""

@@ -69,14 +69,14 @@ class HandlerLimits:
             return failed
         try:
             (row,) = await self._store.query.summaries([job.id])  # a claim does not tell the partition
+            self._cache.mark_stale()  # its limit may have been added since
             buckets = scope_buckets(await self._cache.current_limits(), scope, row.partition if row else None)
             if buckets:
                 await self._store.limits.pause_buckets(buckets, failed.delay)
         except HoldfastError as error:
             return replace(failed, error=f"{failed.error}; its {scope} could not be paused: {error}")
-        if not buckets:
-            return replace(failed, error=f"{failed.error}; nothing was paused: no limit applies to its {scope}")
-        return replace(failed, error=f"{failed.error}; paused: {', '.join(buckets)}")
+        note = f"paused: {', '.join(buckets)}" if buckets else f"nothing was paused: no limit applies to its {scope}"
+        return replace(failed, error=f"{failed.error}; {note}")
 
 
 def _too_few(name: str, delay: timedelta) -> RateLimited:

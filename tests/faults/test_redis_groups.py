@@ -121,6 +121,22 @@ async def test_submission_that_the_server_refuses_for_lack_of_replicas_is_not_re
 
 
 @pytest.mark.parametrize("kind", [MAIN, *FLOORS])
+async def test_jobs_before_a_refused_part_are_not_stored_until_a_replica_has_them(kind: str) -> None:
+    with replicated(kind) as (primary, replica):
+        async with opened(primary.url(namespace="r", replicas="1")) as store:
+            await store.queueing.submit([new_job()])
+            used = primary.execute("INFO", "memory")["used_memory"]
+            primary.execute("CONFIG", "SET", "maxmemory", int(used) + 2_000_000)
+            replica.execute("REPLICAOF", "NO", "ONE")
+            jobs = [new_job(payload='{"n":"%s"}' % ("x" * 6000)) for _ in range(600)]
+            with pytest.raises(Unavailable, match="0 of 1 replicas had it") as error:
+                await store.queueing.submit(jobs)
+            assert not any(error.value.stored)
+            primary.execute("CONFIG", "SET", "maxmemory", 0)
+            assert 0 < await store.query.count(JobFilter()) < len(jobs)  # the server was full halfway
+
+
+@pytest.mark.parametrize("kind", [MAIN, *FLOORS])
 async def test_a_server_that_became_a_replica_is_away(kind: str) -> None:
     """One that has nothing to write learns of it where it waits for replicas."""
     with replicated(kind) as (primary, replica):

@@ -131,3 +131,20 @@ async def test_pause_by_key_is_of_the_bucket_that_the_job_is_in(home: str) -> No
             await harnessed.advance(5)
             assert str((await app.get(in_clear.id)).error).endswith("paused: quota=acme")
             assert (await encrypted.job()).state is JobState.SUCCEEDED
+
+
+async def test_pause_finds_a_limit_that_another_process_has_just_added(home: str) -> None:
+    app = Holdfast(home)
+
+    @app.task("treat", queue="care")
+    async def treat(patient: str) -> None:
+        raise RetryAfter(600, scope="key")
+
+    async with Holdfast(home) as operator, harness(app) as harnessed:
+        await treat.enqueue("first")
+        await harnessed.start()
+        await harnessed.advance(5)
+        await operator.limits.add("quota", queue="care", by="args.patient", concurrency=1)
+        second = await operator.enqueue("treat", {"patient": "acme"}, queue="care")
+        await harnessed.advance(5)
+        assert str((await app.get(second.id)).error).endswith("paused: quota=acme")

@@ -256,7 +256,7 @@ class RedisPool:
         Redis can take all of them; an error of one leaves the others done.
 
         ``on_uncertain``, ``retry_for``, ``extra_time``: see ``call``; ``on_uncertain`` is called only once something
-        was sent. ``after`` is awaited on the same connection before the answers count; ``on_refused`` receives all
+        was sent. ``after`` is awaited on the same connection before any answer counts; ``on_refused`` receives all
         answers if one of them is an error.
         """
         head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
@@ -276,15 +276,15 @@ class RedisPool:
                 answers = await connection.ask_each([(*source, *calls[index]) for index in missed])
                 for index, answer in zip(missed, answers, strict=True):
                     replies[index] = answer
-            for error in replies:
-                if isinstance(error, driver.ResponseError):
-                    if on_refused is not None:
-                        on_refused(replies)
-                    if is_not_serving(error) and not all(isinstance(each, driver.ResponseError) for each in replies):
-                        raise driver.ConnectionError(str(error)) from error  # gone halfway: the answers are lost
-                    raise error
-            if after is not None:
+            refusals = [each for each in replies if isinstance(each, driver.ResponseError)]
+            if after is not None and len(refusals) < len(replies):
                 await after(connection)
+            for error in refusals:
+                if on_refused is not None:
+                    on_refused(replies)
+                if is_not_serving(error) and len(refusals) < len(replies):
+                    raise driver.ConnectionError(str(error)) from error  # gone halfway: the answers are lost
+                raise error
             return replies
 
         return await self.call(

@@ -122,15 +122,18 @@ class History:
     def possible_ends(self) -> list[Event]:
         """Calls that may have ended the job. A running job that is asked to stop ends with its lease, or when a store
         gives a claim back whose answer was lost: no call names the job then."""
-        return [
-            event
-            for event in self.of("settle", "cancel")
-            if event.may_have_effect
-            and not (event.is_accepted and event.verb == "settle" and (event.got or {})["state"] not in TERMINAL)
-        ]
+        return [event for event in self.of("settle", "cancel") if _may_have_ended(event)]
 
 
 Rule = Callable[[History], Iterator[str]]
+
+
+def _may_have_ended(event: Event) -> bool:
+    state = None if event.got is None else event.got["state"]
+    if event.may_have_effect:
+        return not (event.is_accepted and event.verb == "settle" and state not in TERMINAL)
+    # A sweep whose first answer was lost finds the job in the state that it asked for, and is refused.
+    return bool(event.given.get("lost")) and state in TERMINAL and state == event.given["to"]
 
 
 def present(history: History) -> Iterator[str]:

@@ -66,6 +66,7 @@ def unknown(verb: str, at: float, **given: Any) -> Event:
 
 MARKED: dict[str, Any] = {"claims": 1, "to": OK, "mark": "mark"}
 GONE = event("settle", 1.2, {"accepted": False, "state": None, "open": True}, claims=1, mark="mark")
+SWEPT = event("settle", 2.5, {"accepted": False, "state": DEAD}, claims=1, to=DEAD, lost=True, mark="mark")
 RELEASE_TRY = event("settle", 1.5, claims=1, to=Q, mark=None)
 RELEASE = event("settle", 4, {"accepted": True, "state": Q}, **RELEASE_TRY.given)
 OK_TRY = unknown("settle", 1.5, **MARKED)
@@ -88,6 +89,7 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
             [submit(0), claim(1), unknown("settle", 1.5, claims=1), PRUNE, read(5, None)],
             [submit(0), change("cancel", 0.5, R), PRUNE, read(5, None)],
             [submit(0), claim(1), GONE, PRUNE, read(5, None)],
+            [submit(0), claim(1), SWEPT, PRUNE, read(5, None)],
             [unknown("submit", 0), read(1, None)],
         ],
     ),

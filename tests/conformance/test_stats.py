@@ -9,6 +9,7 @@ from holdfast.core.clock import ManualClock
 from holdfast.core.models import JobFilter, JobState
 from holdfast.core.stats import JobStats
 from holdfast.stores.base import Store
+from tests.conformance.limited import job_of, limit
 from tests.conformance.support import WORKER, ended, ending, failing, lose, new_job, put, running, settle, take
 
 MINUTES = timedelta(minutes=5)
@@ -95,6 +96,17 @@ async def test_they_look_at_so_many_and_say_so(store: Store, clock: ManualClock)
     assert numbers == {JobState.QUEUED: 10, JobState.SUCCEEDED: 10, JobState.DEAD: 1}
     assert found.at_least == {JobState.QUEUED, JobState.SUCCEEDED}
     assert found.for_queues(lambda queue: queue == "other").count_jobs() == 1
+
+
+async def test_they_count_jobs_under_limits_up_to_a_number(store: Store) -> None:
+    await limit(store, by="args.tenant", concurrency=1)
+    await put(store, *[job_of(tenant) for tenant in (1, 2, 3) for _ in range(3)])
+    await take(store, 9)
+
+    for most, queued, may_be_more in ((9, 6, False), (2, 2, True)):
+        found = await figures(store, most)
+        assert found.count_jobs(lambda group: group.state is JobState.QUEUED) == queued
+        assert (JobState.QUEUED in found.at_least) is may_be_more
 
 
 async def test_the_rate_of_many_endings_is_that_of_the_latest(store: Store, clock: ManualClock) -> None:

@@ -11,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from holdfast import Holdfast, JobState, Retry
+from holdfast import Holdfast, JobFilter, JobState, Retry
 from holdfast.worker import Worker
 from tests.external_tx.kinds import plain
 from tests.external_tx.support import Place
@@ -182,6 +182,14 @@ def test_submission_by_sql_wakes_a_worker(place: Place) -> None:
             await working
 
     asyncio.run(worked())
+
+
+def test_id_of_zeros_is_found_like_any_other(place: Place) -> None:
+    zeros = "00000000-0000-0000-0000-000000000000"
+    ((job_id, _),) = submit(place, [{"task": "work", "id": zeros}])
+    assert place.app.sync.cancel(str(job_id)).changed
+    found = place.app.sync.find(JobFilter(states=[JobState.CANCELLED]))
+    assert [job.id for job in found.jobs] == [zeros]
 
 
 def test_the_older_server_does_the_same() -> None:

@@ -322,7 +322,8 @@ def cancelled_stays(history: History) -> Iterator[str]:
 
 
 def refused_writes(history: History) -> Iterator[str]:
-    """A refused write leaves no trace, and an accepted step does."""
+    """A refused write leaves no trace, and an accepted step does. A step that was asked for in time may be written by a
+    first try whose answer is lost, and be refused when the lease is over."""
     refused = history.submissions and not any(event.may_have_effect for event in history.submissions)
     if refused and any(state is not None for _, state in history.facts):
         yield "its submission was refused or answered with another job, and it is there"
@@ -332,7 +333,9 @@ def refused_writes(history: History) -> Iterator[str]:
             continue
         for event in history.of("settle", "step"):
             mark = event.given["mark"]
-            if not event.may_have_effect and mark in marks and not event.given.get("lost"):
+            leases = [lease for lease in history.leases if lease.claims == event.given["claims"]]
+            in_time = event.verb == "step" and any(event.since_us < lease.ends_by(event) for lease in leases)
+            if not event.may_have_effect and mark in marks and not (event.given.get("lost") or in_time):
                 yield f"{event.verb} {mark} was refused and is there"
             if event.verb == "step" and event.is_accepted and mark not in marks:
                 yield f"step {mark} was accepted and is not there"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.core.models import JobState
@@ -72,6 +73,9 @@ RELEASE = event("settle", 4, {"accepted": True, "state": Q}, **RELEASE_TRY.given
 OK_TRY = unknown("settle", 1.5, **MARKED)
 OK_AGAIN = event("settle", 2, {"accepted": True, "state": OK}, **MARKED)
 LOCKED_BEAT = beat(1.9, accepted=False, locked=True)
+LATE_STEP = msgspec.structs.replace(
+    event("step", 1.5, {"accepted": False}, claims=1, mark="late"), answered=SECOND * 5 // 2, until_us=2_500_000
+)
 PRUNE = event("prune", 4, {"count": 1}, job="")
 
 CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = {
@@ -195,10 +199,12 @@ CASES: dict[str, tuple[Sequence[Sequence[Event]], Sequence[Sequence[Event]]]] = 
         [
             [submit(0), claim(1), settle(2.5, accepted=False), read(3, OK, 1, marks=["mark-2.5"])],
             [submit(0), claim(1), step(1.5), settle(1.6), read(3, OK, 1, marks=[])],
+            [submit(0), claim(1), step(2.5, accepted=False), read(3, Q, 1, marks=["mark-2.5"])],
             [submit(0, made=OTHER), read(1, Q, 0)],
         ],
         [
             [submit(0), claim(1), step(1.5), settle(1.6), read(3, OK, 1, marks=["mark-1.5", "mark-1.6"])],
+            [submit(0), claim(1), LATE_STEP, read(3, Q, 1, marks=["late"])],
             [submit(0, made=OTHER), read(1, None)],
         ],
     ),

@@ -55,7 +55,7 @@ RESULTS: Mapping[str, Any] = MappingProxyType(
 
 @register("test.result")
 async def result(payload: dict[str, Any]) -> Any:
-    """One of ``RESULTS``: most are no JSON, or too long."""
+    """Returns one of ``RESULTS``, most of which JSON cannot hold or which are too long."""
     return RESULTS[payload["name"]]
 
 

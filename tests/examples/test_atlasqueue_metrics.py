@@ -76,7 +76,7 @@ def test_api_counts_submissions_and_requests(atlasqueue: Atlasqueue) -> None:
 
 
 def metrics_address(worker: Program) -> str:
-    """Where this worker serves its metrics."""
+    """Returns the address of the metrics of this worker."""
     return str(worker.wait_for_events("metrics_served")[0]["address"])
 
 

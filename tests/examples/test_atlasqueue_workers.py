@@ -371,7 +371,7 @@ def test_invalid_variable_is_named(variable: str, text: str, message: str) -> No
 
 @pytest.mark.rows("A128", "A129", "A130", "A135")
 def test_error_of_a_program_names_the_variable(atlasqueue: Atlasqueue) -> None:
-    """What only a program finds out, after the settings are read."""
+    """Errors that a program meets after it has read the settings name the variable, too."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         worker = atlasqueue.program("atlasqueue", "worker", WORKER_METRICS_PORT=port)

@@ -161,15 +161,15 @@ def test_followers_share_jobs_and_leave_moving_to_the_leader(delayed: Delayed) -
         delayed.all_ended(delayed.submit(LONG_AGO, LONG_AGO))  # and for news to both of them
         assert delayed.place(future) == ["jobs"]
         with delayed.workers(LEADER) as (leader,):
-            everybody = [leader, *followers]
+            workers = [leader, *followers]
             delayed.all_ended([future])
             same = delayed.submit(*[delayed.now() + SECOND // 2] * 30)
             assert len({(job["payload"], job["dueTime"]) for job in delayed.jobs(same)}) == 1
-            _once(delayed, everybody, same)
+            _once(delayed, workers, same)
 
             def is_even() -> bool:
                 """A machine that is busy with other tests gets another chance; no job may run twice in any."""
-                return min(_once(delayed, everybody, delayed.submit(*[LONG_AGO] * 300, seconds=0.02))) >= 60
+                return min(_once(delayed, workers, delayed.submit(*[LONG_AGO] * 300, seconds=0.02))) >= 60
 
             until(is_even, "60 of 300 jobs for each worker")
 

@@ -70,8 +70,8 @@ def test_job_over_the_quota_of_its_user_is_refused_and_those_of_others_are_not(q
             ("first", {"user": "ann"}),
             ("second", {"user": "ann"}),
             ("other", {"user": "bob"}),
-            ("nobody's", {}),
-            ("nobody's second", {}),
+            ("unnamed", {}),
+            ("unnamed second", {}),
         )
     ]
     assert codes == [0, 75, 0, 0, 75]

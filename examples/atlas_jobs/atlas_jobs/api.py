@@ -135,7 +135,7 @@ def shown(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 
 def _payload(stored: str) -> Any:
-    """What was submitted; of a job that came without Atlas' routes and has no argument ``payload``, all of it."""
+    """Returns the argument ``payload``; all arguments of a job without it, which another program submitted."""
     try:
         arguments = msgspec.json.decode(stored)
     except (msgspec.DecodeError, RecursionError):

@@ -45,7 +45,7 @@ def submit_jobs() -> Iterator[str]:
 
 
 def _own_address() -> str:
-    """Where the server of these settings listens."""
+    """Returns the address of the server that has these settings."""
     host = app.settings.api_host
     return f"http://{f'[{host}]' if ':' in host else host}:{app.settings.api_port}"
 

@@ -158,7 +158,7 @@ def _command(job: Job, payload: Mapping[str, Any]) -> str:
 
 
 def _output(job: Job) -> str | None:
-    """What the command wrote; the result of another task as JSON."""
+    """Returns the output of the command; the result of another task as JSON."""
     result = None if job.result is None else json.loads(job.result)
     return result["stdout"] if job.task == COMMAND and isinstance(result, dict) and "stdout" in result else job.result
 
